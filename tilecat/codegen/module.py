@@ -1,0 +1,91 @@
+"""What the generator hands on: a kernel as PTX text, its parameters and its address table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..addresses import AddressTable
+
+
+@dataclass(frozen=True)
+class TensorMapParam:
+    """A 128-byte tensor map made from tensor argument `arg`.
+
+    Args:
+        name: the parameter's name in the PTX.
+        arg: index of the kernel's argument.
+        dims: its axes, innermost first.
+        box: elements an axis of one transfer, in the order of `dims`.
+        swizzle_bytes: 0, 32, 64 or 128.
+    """
+
+    name: str
+    arg: int
+    dims: tuple[int, ...]
+    box: tuple[int, ...]
+    swizzle_bytes: int
+
+
+@dataclass(frozen=True)
+class PointerParam:
+    """The global address of tensor argument `arg`, u64."""
+
+    name: str
+    arg: int
+
+
+@dataclass(frozen=True)
+class ExtentParam:
+    """The extent of axis `dim` of tensor argument `arg`, u32, elements."""
+
+    name: str
+    arg: int
+    dim: int
+
+
+@dataclass(frozen=True)
+class StrideParam:
+    """The stride of axis `dim` of tensor argument `arg`, s64, elements."""
+
+    name: str
+    arg: int
+    dim: int
+
+
+@dataclass(frozen=True)
+class ScalarParam:
+    """A scalar argument of the kernel; dtype is its name (f32, s32, u32)."""
+
+    name: str
+    arg: int
+    dtype: str
+
+
+Param = TensorMapParam | PointerParam | ExtentParam | StrideParam | ScalarParam
+
+
+@dataclass(frozen=True)
+class PtxModule:
+    """One kernel as PTX text, ready for ptxas or for the PTX machine.
+
+    Args:
+        text: the PTX.
+        entry: name of its entry function.
+        target: e.g. `sm_90a`.
+        threads: threads a CTA.
+        smem_bytes: dynamic shared memory of a launch, slack for 1024-byte alignment included.
+        cluster: CTAs a cluster.
+        min_blocks: CTAs an SM the registers are budgeted for.
+        params: the entry's parameters, in order.
+        table: names for addresses.
+    """
+
+    text: str
+    entry: str
+    target: str
+    threads: int
+    smem_bytes: int
+    cluster: int
+    min_blocks: int
+    params: tuple[Param, ...]
+    table: AddressTable

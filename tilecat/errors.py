@@ -1,0 +1,129 @@
+"""Source locations and the errors users see: one form, one class a family of rules."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, FrameType
+
+_PACKAGE = Path(__file__).resolve().parent
+# Kernels are written by users of the language, even when they ship with it.
+_USER_PARTS = (_PACKAGE / "kernels",)
+
+
+@dataclass(frozen=True)
+class Loc:
+    """A place in a user's source.
+
+    Args:
+        file: path of the source file.
+        line: line number, from 1.
+        col: column of the call, from 0.
+    """
+
+    file: str
+    line: int
+    col: int = 0
+
+    @property
+    def text(self) -> str:
+        """The source line, without its newline."""
+        return linecache.getline(self.file, self.line).rstrip("\n")
+
+    def __str__(self) -> str:
+        """`file:line`."""
+        return f"{self.file}:{self.line}"
+
+
+def is_user_file(path: str) -> bool:
+    """Whether a source file is the user's: outside the package, or one of its kernels."""
+    if path.startswith("<"):
+        return not path.startswith("<frozen")
+    resolved = Path(path)
+    if any(part in resolved.parents for part in _USER_PARTS):
+        return True
+    return _PACKAGE not in resolved.parents
+
+
+def _column(code: CodeType, lasti: int) -> int:
+    for index, position in enumerate(code.co_positions()):
+        if index * 2 == lasti:
+            return position[2] or 0
+    return 0
+
+
+def user_frame() -> FrameType | None:
+    """The innermost frame on the stack whose file is the user's."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not is_user_file(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame
+
+
+def caller_loc() -> Loc | None:
+    """The user's line that is being executed, or None outside any."""
+    frame = user_frame()
+    if frame is None:
+        return None
+    code = frame.f_code
+    return Loc(code.co_filename, frame.f_lineno, _column(code, frame.f_lasti))
+
+
+class TileError(Exception):
+    """A rule of the language broken by a kernel or its caller.
+
+    Args:
+        message: `op: rule in words, got name=value (type), ...`.
+        loc: the user's line; None means the line now on the stack.
+        hint: the nearest legal choice.
+    """
+
+    def __init__(self, message: str, *, loc: Loc | None = None, hint: str | None = None):
+        self.message = message
+        self.loc = loc if loc is not None else caller_loc()
+        self.hint = hint
+        super().__init__(self._render())
+
+    def _render(self) -> str:
+        lines = [self.message]
+        if self.loc is not None:
+            lines.append(f"  --> {self.loc}")
+            text = self.loc.text
+            if text.strip():
+                stripped = text.lstrip()
+                shift = len(text) - len(stripped)
+                lines.append(f"   | {stripped}")
+                lines.append("   | " + " " * max(self.loc.col - shift, 0) + "^")
+        if self.hint:
+            lines.append(f"hint: {self.hint}")
+        return "\n".join(lines)
+
+
+class LayoutError(TileError):
+    """A shape, layout or stride that an op or the hardware cannot take."""
+
+
+class DTypeError(TileError):
+    """An element type that an op cannot take."""
+
+
+class ScopeError(TileError):
+    """An op executed by threads that may not execute it, or control flow the trace cannot record."""
+
+
+class SyncError(TileError):
+    """Wrong synchronisation: race, deadlock, missing fence, value in flight."""
+
+
+class ResourceError(TileError):
+    """Too much of shared memory, registers, barriers or threads; or a missing tool or device."""
+
+
+class ArchError(TileError):
+    """A feature the chosen architecture lacks."""
+
+
+class MachineError(TileError):
+    """PTX that the PTX machine does not implement."""
