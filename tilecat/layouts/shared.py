@@ -1,0 +1,210 @@
+"""Shared-memory tiles: panels of the swizzle width, as TMA writes and the tensor cores read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tilecat.dtypes import DType
+from tilecat.errors import DTypeError, LayoutError
+from tilecat.layouts.linear import LinearMap
+
+# PTX ISA, 5.5.5 Swizzling modes: widths in bytes, widest first. 96 bytes (sm_103a) is not used.
+SWIZZLES = (128, 64, 32)
+# A swizzle moves 16-byte chunks, by the address bits from 7 up (128-byte lines).
+CHUNK_BYTES = 16
+LINE_BYTES = 128
+# 8 lines of a panel make one pattern (PTX ISA, 9.7.15.5.1: core matrices have 8 rows).
+PATTERN_LINES = 8
+# TMA without swizzle wants 128 bytes (PTX ISA, 5.5.7; CUDA driver API, cuTensorMapEncodeTiled).
+PLAIN_ALIGNMENT = 128
+
+
+def _is_index(x: Any) -> bool:
+    return isinstance(x, int | np.integer)
+
+
+@dataclass(frozen=True)
+class SharedLayout:
+    """Which byte of a shared tile holds element (row, col).
+
+    The contiguous axis (columns for order "row", rows for "col") is cut in panels as wide as
+    the swizzle; a panel is (other axis) lines of swizzle_bytes, and panels lie one after the
+    other. Inside a panel, byte b moves to b ^ ((b >> 7 & (swizzle_bytes / 16 - 1)) << 4): the
+    16-byte chunk's index is XORed with the number of its 128-byte line, which is what TMA does
+    on absolute addresses; hence `alignment`. Without swizzle there is one panel, plain row-major.
+
+    Example: `SharedLayout.of(bf16, 64, 128)` takes swizzle 128: 2 panels of 64 columns, 8192
+    bytes each. Element (3, 70): panel 1, line 3, byte 3 * 128 + 6 * 2 = 396 = chunk 24, offset
+    12; chunk ^= 3 gives byte 444; with the panel 8192 + 444 = 8636.
+
+    Args:
+        dtype: element type of 1, 2, 4 or 8 bytes.
+        rows: a multiple of 16 (order "col": of the chunk rule below).
+        cols: a multiple of 16, of 32 for 8-bit types; order "col": a multiple of 8, since the
+            B operand of wgmma takes N in steps of 8.
+        order: "row": columns are contiguous; "col": rows are, physically the transpose.
+        swizzle_bytes: 128, 64, 32, or 0 for none.
+    """
+
+    dtype: DType
+    rows: int
+    cols: int
+    order: str
+    swizzle_bytes: int
+
+    def __post_init__(self) -> None:
+        """Check the shape, the order and the swizzle."""
+        _check_shape(self)
+        _check_swizzle(self)
+
+    @classmethod
+    def of(cls, dtype: DType, rows: int, cols: int, order: str = "row",
+           swizzle_bytes: int | None = None) -> SharedLayout:
+        """The layout with the widest swizzle that divides the contiguous axis, or the given one.
+
+        Raises:
+            LayoutError: the shape or the swizzle is illegal.
+            DTypeError: the elements are narrower than a byte.
+        """
+        if swizzle_bytes is None:
+            plain = cls(dtype, rows, cols, order, 0)
+            swizzle_bytes = next(w for w in SWIZZLES if plain.line_bytes % w == 0)
+        return cls(dtype, rows, cols, order, swizzle_bytes)
+
+    @property
+    def contiguous(self) -> int:
+        """Elements of the contiguous axis."""
+        return self.cols if self.order == "row" else self.rows
+
+    @property
+    def num_lines(self) -> int:
+        """Elements of the other axis: lines of a panel."""
+        return self.rows if self.order == "row" else self.cols
+
+    @property
+    def line_bytes(self) -> int:
+        """Bytes of the whole contiguous axis."""
+        return self.contiguous * self.dtype.nbytes
+
+    @property
+    def pitch_bytes(self) -> int:
+        """Bytes from one line of a panel to the next."""
+        return self.swizzle_bytes or self.line_bytes
+
+    @property
+    def panel_elems(self) -> int:
+        """Elements of the contiguous axis in one panel."""
+        return self.pitch_bytes // self.dtype.nbytes
+
+    @property
+    def num_panels(self) -> int:
+        """Panels along the contiguous axis."""
+        return self.contiguous // self.panel_elems
+
+    @property
+    def panel_bytes(self) -> int:
+        """Bytes of one panel, and from one to the next."""
+        return self.pitch_bytes * self.num_lines
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the tile."""
+        return self.panel_bytes * self.num_panels
+
+    @property
+    def alignment(self) -> int:
+        """Bytes the tile's start must be a multiple of: one swizzle pattern."""
+        return PATTERN_LINES * self.swizzle_bytes or PLAIN_ALIGNMENT
+
+    @property
+    def chunk_mask(self) -> int:
+        """Which bits of a 16-byte chunk's index the swizzle can flip: 7, 3, 1, or 0."""
+        return max(self.swizzle_bytes // CHUNK_BYTES - 1, 0)
+
+    def swizzle(self, byte: Any) -> Any:
+        """Where the swizzle puts a byte of a tile without it: its own inverse."""
+        return byte ^ ((byte // LINE_BYTES & self.chunk_mask) * CHUNK_BYTES)
+
+    def byte_offset(self, row: Any, col: Any) -> Any:
+        """Byte of element (row, col) from the tile's start.
+
+        Args:
+            row: int or array, in [0, rows).
+            col: int or array, in [0, cols).
+
+        Raises:
+            LayoutError: outside the tile.
+        """
+        if not (_is_index(row) and _is_index(col)):
+            row, col = np.asarray(row, np.int64), np.asarray(col, np.int64)
+        _check_inside(self, row, col)
+        line, elem = (row, col) if self.order == "row" else (col, row)
+        byte = line * self.pitch_bytes + elem % self.panel_elems * self.dtype.nbytes
+        return elem // self.panel_elems * self.panel_bytes + self.swizzle(byte)
+
+    def row_col(self, byte: Any) -> tuple[Any, Any]:
+        """The element (row, col) that holds a byte: the inverse of `byte_offset`."""
+        panel, inside = byte // self.panel_bytes, byte % self.panel_bytes
+        plain = self.swizzle(inside)
+        line = plain // self.pitch_bytes
+        elem = panel * self.panel_elems + plain % self.pitch_bytes // self.dtype.nbytes
+        return (line, elem) if self.order == "row" else (elem, line)
+
+    @property
+    def panel_map(self) -> LinearMap:
+        """One panel's plain byte (line * pitch_bytes + byte) to its place in shared memory.
+
+        The map covers the power of two at or above panel_bytes; a panel with another number
+        of lines uses the part below panel_bytes, which the map keeps to itself.
+        """
+        bits = (self.panel_bytes - 1).bit_length()
+        return LinearMap(bits, bits, tuple(self.swizzle(1 << bit) for bit in range(bits)))
+
+
+def _check_shape(layout: SharedLayout) -> None:
+    dtype, rows, cols, order = layout.dtype, layout.rows, layout.cols, layout.order
+    if order not in ("row", "col"):
+        raise LayoutError(f"shared tile: order must be row or col, got order={order!r} (str)",
+                          hint='order="row" keeps columns contiguous, order="col" rows')
+    if dtype.bits < 8:
+        raise DTypeError(f"shared tile: elements must be whole bytes, got dtype={dtype} (DType) "
+                         f"of {dtype.bits} bits", hint="hold packed elements in a u8 tile")
+    base = 32 if dtype.bits == 8 else 16
+    rules = (("cols", cols, base), ("rows", rows, 16))
+    if order == "col":
+        rules = (("rows", rows, base), ("cols", cols, 8))
+    for axis, extent, unit in rules:
+        if extent <= 0 or extent % unit:
+            raise LayoutError(
+                f"shared tile: {axis} must be a multiple of {unit} for {dtype} in {order} order, "
+                f"got {axis}={extent} ({type(extent).__name__})",
+                hint=f"the nearest legal {axis} is {nearest_multiple(extent, unit)}")
+
+
+def _check_swizzle(layout: SharedLayout) -> None:
+    given, width = layout.swizzle_bytes, layout.line_bytes
+    legal = tuple(w for w in SWIZZLES if width % w == 0)
+    if given == 0 or given in legal:
+        return
+    axis = "cols" if layout.order == "row" else "rows"
+    named = " or ".join(str(w) for w in (*legal, 0))
+    raise LayoutError(
+        f"shared tile: swizzle_bytes must be 128, 64, 32 or 0 and divide the {width} bytes of "
+        f"{axis}={layout.contiguous} {layout.dtype}, got swizzle_bytes={given} "
+        f"({type(given).__name__})", hint=f"take swizzle_bytes={named}")
+
+
+def _check_inside(layout: SharedLayout, row: Any, col: Any) -> None:
+    for axis, index, extent in (("row", row, layout.rows), ("col", col, layout.cols)):
+        index = np.asarray(index)
+        if index.size and (index.min() < 0 or index.max() >= extent):
+            raise LayoutError(f"shared tile: {axis} must be in [0, {extent}), "
+                              f"got {axis} from {index.min()} to {index.max()}")
+
+
+def nearest_multiple(value: int, unit: int) -> int:
+    """The positive multiple of `unit` nearest to `value`, the larger of two."""
+    return max(unit, (2 * value + unit) // (2 * unit) * unit)
