@@ -8,7 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from tilecat.errors import DTypeError
+from .errors import DTypeError
 
 FLOAT, INT, UINT, PRED = "float", "int", "uint", "pred"
 
@@ -27,7 +27,7 @@ class DType:
         kind: "float", "int", "uint" or "pred".
         exponent_bits: stored exponent bits, 0 for integers.
         mantissa_bits: stored mantissa bits without the leading one, 0 for integers.
-        ptx: the type's suffix in PTX, without its dot (PTX ISA, 5.2 Types).
+        ptx: the type's suffix in PTX, without its dot (PTX ISA, Types).
         cuda: its name in CUDA C++.
         torch: its attribute of the torch module, "" where torch has none.
         storage: name of its NumPy or ml_dtypes scalar type.
@@ -91,13 +91,13 @@ class DType:
             saturate: clamp finite values and infinities to the largest finite value, as
                 `cvt.satfinite` does; without it they overflow as the format says (infinity
                 in e5m2, NaN in e4m3). Integers always saturate and take NaN to 0, as `cvt`
-                from float does (PTX ISA, 9.7.9.21 cvt).
+                from float does (PTX ISA, cvt).
 
         Returns:
             float32 where the input is float32 or narrower and holds the result, else float64.
         """
         x = np.asarray(array)
-        narrow = x.dtype.itemsize <= 4 and x.dtype.kind not in "iub" and self.mantissa_bits
+        narrow = x.dtype.itemsize <= 4 and x.dtype.kind not in "iub" and self.is_float
         x = x.astype(np.float64)
         with np.errstate(over="ignore", invalid="ignore"):
             return self._rounded(x, saturate).astype(np.float32 if narrow else np.float64)
@@ -107,7 +107,9 @@ class DType:
             return x != 0
         if not self.is_float:
             info = np.iinfo(self.numpy)
-            return np.nan_to_num(np.clip(np.rint(x), float(info.min), float(info.max)), nan=0.0)
+            # float(2**63 - 1) would be 2**63: the ends must be values of the type.
+            top = float(info.max) if self.bits < 64 else np.nextafter(float(info.max), 0.0)
+            return np.nan_to_num(np.clip(np.rint(x), float(info.min), top), nan=0.0)
         if saturate:
             top = self.max_value
             x = np.clip(x, -top if self.is_signed else 0.0, top)
@@ -147,7 +149,7 @@ def _round_mantissa(x: np.ndarray, mantissa_bits: int) -> np.ndarray:
     return np.where(np.abs(rounded) >= 2.0**128, np.copysign(np.inf, x), rounded)
 
 
-# Widths and biases: PTX ISA, 5.2.2 and 5.2.3 (alternate floating point, packed types);
+# Widths: PTX ISA, Alternate Floating-Point Data Formats and Packed Data types;
 # OCP Microscaling Formats v1.0 for e8m0, e2m1, e2m3, e3m2.
 # tf32 has f32's storage: 32 bits of which the tensor cores read 19.
 DTYPES: tuple[DType, ...] = (
@@ -170,8 +172,9 @@ DTYPES: tuple[DType, ...] = (
     DType("e3m2", 6, FLOAT, 3, 2, "e3m2", "__nv_fp6_e3m2", "", "float6_e3m2fn"),
 )
 
-(f32, f16, bf16, tf32, e4m3, e5m2, s8, u8, s32, u32, s64, u64, pred, e8m0, e2m1, e2m3,
- e3m2) = DTYPES
+(f32, f16, bf16, tf32, e4m3, e5m2, s8, u8, s32, u32, s64, u64, pred, e8m0, e2m1, e2m3, e3m2) = (
+    DTYPES
+)
 
 
 def _named(rows: tuple[DType, ...]) -> str:
@@ -187,8 +190,10 @@ def by_name(name: str) -> DType:
     for row in DTYPES:
         if row.name == name:
             return row
-    raise DTypeError(f"dtype: no element type of that name, got name={name!r}",
-                     hint=f"the element types are {_named(DTYPES)}")
+    raise DTypeError(
+        f"dtype: no element type of that name, got name={name!r}",
+        hint=f"the element types are {_named(DTYPES)}",
+    )
 
 
 def from_numpy(dtype: Any) -> DType:
@@ -202,8 +207,10 @@ def from_numpy(dtype: Any) -> DType:
         if row.numpy == wanted:
             return row
     known = ", ".join(f"{row.numpy.name} ({row.name})" for row in DTYPES if row is not tf32)
-    raise DTypeError(f"dtype: no element type for this array, got dtype={wanted.name} (NumPy)",
-                     hint=f"convert it to one of {known}")
+    raise DTypeError(
+        f"dtype: no element type for this array, got dtype={wanted.name} (NumPy)",
+        hint=f"convert it to one of {known}",
+    )
 
 
 def from_torch_name(name: str) -> DType:
@@ -216,10 +223,13 @@ def from_torch_name(name: str) -> DType:
     for row in DTYPES:
         if row.torch and row.torch == bare:
             return row
-    known = ", ".join(f"{row.torch} ({row.name})" for row in DTYPES
-                      if row.torch and row is not tf32)
-    raise DTypeError(f"dtype: no element type for this tensor, got dtype={bare} (torch)",
-                     hint=f"convert it to one of {known}")
+    known = ", ".join(
+        f"{row.torch} ({row.name})" for row in DTYPES if row.torch and row is not tf32
+    )
+    raise DTypeError(
+        f"dtype: no element type for this tensor, got dtype={bare} (torch)",
+        hint=f"convert it to one of {known}",
+    )
 
 
 @dataclass(frozen=True, init=False)
@@ -241,12 +251,16 @@ class DTypeVar:
         """Check and keep the choices."""
         for choice in choices:
             if not isinstance(choice, DType):
-                raise DTypeError(f"DTypeVar: the choices of {name} must be element types, "
-                                 f"got choice={choice!r} ({type(choice).__name__})",
-                                 hint=f"the element types are {_named(DTYPES)}")
+                raise DTypeError(
+                    f"DTypeVar: the choices of {name} must be element types, "
+                    f"got choice={choice!r} ({type(choice).__name__})",
+                    hint=f"the element types are {_named(DTYPES)}",
+                )
         if not choices:
-            raise DTypeError(f"DTypeVar: {name} must have at least one choice, got none",
-                             hint=f'write DTypeVar("{name}", bf16, f16)')
+            raise DTypeError(
+                f"DTypeVar: {name} must have at least one choice, got none",
+                hint=f'write DTypeVar("{name}", bf16, f16)',
+            )
         object.__setattr__(self, "name", name)
         object.__setattr__(self, "choices", choices)
 
@@ -258,8 +272,10 @@ class DTypeVar:
         """
         if dtype in self.choices:
             return dtype
-        raise DTypeError(f"dtype: {self.name} cannot stand for {dtype}, got dtype={dtype} (DType)",
-                         hint=f"{self.name} is one of {_named(self.choices)}")
+        raise DTypeError(
+            f"dtype: {self.name} cannot stand for {dtype}, got dtype={dtype} (DType)",
+            hint=f"{self.name} is one of {_named(self.choices)}",
+        )
 
     def __repr__(self) -> str:
         """`T`."""

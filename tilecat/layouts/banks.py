@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from tilecat.errors import LayoutError
-from tilecat.layouts.shared import CHUNK_BYTES, PATTERN_LINES, SharedLayout
+from ..errors import LayoutError
+from .shared import CHUNK_BYTES, PATTERN_LINES, SharedLayout
 
 # CUDA C++ Programming Guide, compute capability 5.x and later: 32 banks of 4 bytes, one word a
 # bank and wavefront, equal words broadcast.
@@ -40,20 +40,25 @@ def bank_conflicts(byte_addresses: Any, width_bytes: int) -> int:
         LayoutError: an address is not a multiple of the width.
     """
     if width_bytes not in (1, 2, 4, 8, 16):
-        raise LayoutError(f"bank_conflicts: an access has 1, 2, 4, 8 or 16 bytes, "
-                          f"got width_bytes={width_bytes} (int)")
+        raise LayoutError(
+            f"bank_conflicts: an access has 1, 2, 4, 8 or 16 bytes, "
+            f"got width_bytes={width_bytes} (int)"
+        )
     addresses = np.asarray(byte_addresses, np.int64).reshape(-1)
     if addresses.size > WARP:
-        raise LayoutError(f"bank_conflicts: a warp has {WARP} lanes, "
-                          f"got {addresses.size} addresses")
+        raise LayoutError(
+            f"bank_conflicts: a warp has {WARP} lanes, got {addresses.size} addresses"
+        )
     if (addresses[addresses >= 0] % width_bytes).any():
-        raise LayoutError(f"bank_conflicts: addresses must be multiples of the access's "
-                          f"{width_bytes} bytes, got {addresses.tolist()}")
+        raise LayoutError(
+            f"bank_conflicts: addresses must be multiples of the access's "
+            f"{width_bytes} bytes, got {addresses.tolist()}"
+        )
     lanes = lanes_per_phase(width_bytes)
     words_a_lane = np.arange(max(width_bytes // WORD_BYTES, 1))
     total = 0
     for first in range(0, addresses.size, lanes):
-        active = addresses[first:first + lanes]
+        active = addresses[first : first + lanes]
         active = active[active >= 0]
         words = np.unique(active[:, None] // WORD_BYTES + words_a_lane)
         total += int(np.bincount(words % NUM_BANKS).max()) if words.size else 0

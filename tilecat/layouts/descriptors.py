@@ -7,14 +7,15 @@ from functools import lru_cache
 
 import numpy as np
 
-from tilecat.errors import LayoutError
-from tilecat.layouts.shared import CHUNK_BYTES, PATTERN_LINES, SharedLayout
+from ..errors import LayoutError
+from .shared import CHUNK_BYTES, PATTERN_LINES, SharedLayout
 
-# PTX ISA, 9.7.15.5.1.2 Matrix descriptor: bits 62-63, by swizzle bytes.
+# PTX ISA, wgmma: Matrix Descriptor Format. Bits 62-63, by swizzle bytes.
 SWIZZLE_CODES = ((0, 0), (128, 1), (64, 2), (32, 3))
-# Every wgmma k-step reads 32 bytes of K (k16 of 16 bits, k32 of 8, k8 of tf32; 9.7.15.2).
+# Every wgmma k-step reads 32 bytes of K (k16 of 16 bits, k32 of 8, k8 of tf32; PTX ISA,
+# wgmma: Matrix Shape).
 K_STEP_BYTES = 32
-# matrix-descriptor-encode(x) = (x & 0x3FFFF) >> 4, 14 bits (9.7.15.5.1.2).
+# matrix-descriptor-encode(x) = (x & 0x3FFFF) >> 4, 14 bits (same section).
 ADDRESS_MASK = 0x3FFFF
 
 
@@ -87,9 +88,11 @@ class MatrixDescriptor:
         """
         unit = PATTERN_LINES if self.major == "K" else self.layout.panel_elems
         if mn % unit:
-            raise LayoutError(f"descriptor: a block of a {self.major}-major tile must start at a "
-                              f"multiple of {unit}, got mn={mn} (int)",
-                              hint=f"the nearest legal start is {round(mn / unit) * unit}")
+            raise LayoutError(
+                f"descriptor: a block of a {self.major}-major tile must start at a "
+                f"multiple of {unit}, got mn={mn} (int)",
+                hint=f"the nearest legal start is {round(mn / unit) * unit}",
+            )
         k = step * self.k_elems
         return self.layout.byte_offset(*((mn, k) if self.operand == "A" else (k, mn)))
 
@@ -100,18 +103,29 @@ class MatrixDescriptor:
             LayoutError: the address is not a multiple of 16.
         """
         if address % CHUNK_BYTES:
-            raise LayoutError(f"descriptor: the address must be a multiple of {CHUNK_BYTES}, "
-                              f"got address={address:#x} (int)")
-        return (_encode(address) | _encode(self.leading_bytes) << 16
-                | _encode(self.stride_bytes) << 32 | self.swizzle_code << 62)
+            raise LayoutError(
+                f"descriptor: the address must be a multiple of {CHUNK_BYTES}, "
+                f"got address={address:#x} (int)"
+            )
+        return (
+            _encode(address)
+            | _encode(self.leading_bytes) << 16
+            | _encode(self.stride_bytes) << 32
+            | self.swizzle_code << 62
+        )
 
     @staticmethod
     def decode(bits: int) -> DescriptorFields:
         """The fields of a 64-bit wgmma descriptor."""
         field = 0x3FFF
         swizzle = next(width for width, code in SWIZZLE_CODES if code == bits >> 62 & 3)
-        return DescriptorFields((bits & field) << 4, (bits >> 16 & field) << 4,
-                                (bits >> 32 & field) << 4, bits >> 49 & 7, swizzle)
+        return DescriptorFields(
+            (bits & field) << 4,
+            (bits >> 16 & field) << 4,
+            (bits >> 32 & field) << 4,
+            bits >> 49 & 7,
+            swizzle,
+        )
 
 
 @lru_cache(maxsize=1024)
@@ -119,7 +133,7 @@ def matrix_descriptor(layout: SharedLayout, operand: str) -> MatrixDescriptor:
     """The wgmma descriptor of a shared tile used as operand "A" or "B".
 
     Strides are read off `byte_offset` and the canonical layout they stand for is compared with
-    it on every element (PTX ISA, 9.7.15.5.1.1 Shared memory layout: canonical layouts).
+    it on every element (PTX ISA, wgmma: Canonical Layouts).
 
     Args:
         layout: the tile; A: rows = M, cols = K; B: rows = K, cols = N.
@@ -147,7 +161,8 @@ def matrix_descriptor(layout: SharedLayout, operand: str) -> MatrixDescriptor:
         raise LayoutError(
             f"descriptor: no wgmma descriptor can walk this tile as {operand}, {major}-major, "
             f"got swizzle_bytes={layout.swizzle_bytes}, rows={layout.rows}, cols={layout.cols}",
-            hint="take a swizzle of 128, 64 or 32 bytes")
+            hint="take a swizzle of 128, 64 or 32 bytes",
+        )
     return result
 
 
@@ -159,19 +174,23 @@ def _offset(layout: SharedLayout, line: int, elem: int) -> int:
 def _check_operand(layout: SharedLayout, operand: str, major: str) -> None:
     dtype = layout.dtype
     if dtype.nbytes > 4:
-        raise LayoutError(f"descriptor: operands of wgmma have 8, 16 or 32 bits, "
-                          f"got dtype={dtype} (DType)", hint="bf16, f16, tf32, e4m3, e5m2, s8, u8")
+        raise LayoutError(
+            f"descriptor: operands of wgmma have 8, 16 or 32 bits, got dtype={dtype} (DType)",
+            hint="bf16, f16, tf32, e4m3, e5m2, s8, u8",
+        )
     if major == "MN" and dtype.bits != 16:
         other = "row" if operand == "A" else "col"
         raise LayoutError(
             f"descriptor: {dtype} operands must be K-major in shared memory (only 16-bit types "
             f"may be MN-major), got {operand} in order={layout.order!r} (str)",
-            hint=f'make the tile with order="{other}", or transpose it on the way in')
+            hint=f'make the tile with order="{other}", or transpose it on the way in',
+        )
     k, axis = (layout.cols, "cols") if operand == "A" else (layout.rows, "rows")
     unit = K_STEP_BYTES // dtype.nbytes
     if k % unit:
-        raise LayoutError(f"descriptor: K must be a multiple of {unit} for {dtype}, "
-                          f"got {axis}={k} (int)")
+        raise LayoutError(
+            f"descriptor: K must be a multiple of {unit} for {dtype}, got {axis}={k} (int)"
+        )
 
 
 def canonical_offsets(descriptor: MatrixDescriptor) -> np.ndarray:

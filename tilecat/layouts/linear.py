@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tilecat.errors import LayoutError
+from ..errors import LayoutError
 
 
 @dataclass(frozen=True, repr=False)
@@ -33,11 +33,15 @@ class LinearMap:
     def __post_init__(self) -> None:
         """Check the columns."""
         if len(self.columns) != self.in_bits:
-            raise LayoutError(f"LinearMap: one column an input bit, got in_bits={self.in_bits} "
-                              f"(int), {len(self.columns)} columns")
+            raise LayoutError(
+                f"LinearMap: one column an input bit, got in_bits={self.in_bits} "
+                f"(int), {len(self.columns)} columns"
+            )
         if any(column >> self.out_bits for column in self.columns):
-            raise LayoutError(f"LinearMap: columns must fit out_bits={self.out_bits}, "
-                              f"got columns={self.columns} (tuple)")
+            raise LayoutError(
+                f"LinearMap: columns must fit out_bits={self.out_bits}, "
+                f"got columns={self.columns} (tuple)"
+            )
 
     @classmethod
     def identity(cls, bits: int) -> LinearMap:
@@ -54,8 +58,10 @@ class LinearMap:
         result = cls(in_bits, out_bits, tuple(int(function(1 << bit)) for bit in range(in_bits)))
         for x in range(1 << in_bits):
             if result(x) != function(x):
-                raise LayoutError(f"LinearMap: the function is not linear over GF(2), f({x})="
-                                  f"{function(x)}, the XOR of its bits' images is {result(x)}")
+                raise LayoutError(
+                    f"LinearMap: the function is not linear over GF(2), f({x})="
+                    f"{function(x)}, the XOR of its bits' images is {result(x)}"
+                )
         return result
 
     def __call__(self, x: Any) -> Any:
@@ -74,8 +80,9 @@ class LinearMap:
 
     def _check_domain(self, low: int, high: int) -> None:
         if low < 0 or high >> self.in_bits:
-            raise LayoutError(f"LinearMap: x must be in [0, {1 << self.in_bits}), "
-                              f"got x from {low} to {high}")
+            raise LayoutError(
+                f"LinearMap: x must be in [0, {1 << self.in_bits}), got x from {low} to {high}"
+            )
 
     def compose(self, inner: LinearMap) -> LinearMap:
         """The map from x to self(inner(x)).
@@ -84,8 +91,10 @@ class LinearMap:
             LayoutError: the bits do not match.
         """
         if inner.out_bits != self.in_bits:
-            raise LayoutError(f"LinearMap: compose needs inner.out_bits = outer.in_bits, "
-                              f"got {inner.out_bits} and {self.in_bits} (int)")
+            raise LayoutError(
+                f"LinearMap: compose needs inner.out_bits = outer.in_bits, "
+                f"got {inner.out_bits} and {self.in_bits} (int)"
+            )
         columns = tuple(self(column) for column in inner.columns)
         return LinearMap(inner.in_bits, self.out_bits, columns)
 
@@ -108,8 +117,10 @@ class LinearMap:
             LayoutError: not square, or singular.
         """
         if self.in_bits != self.out_bits:
-            raise LayoutError(f"LinearMap: inverse needs as many input as output bits, "
-                              f"got {self.in_bits} and {self.out_bits} (int)")
+            raise LayoutError(
+                f"LinearMap: inverse needs as many input as output bits, "
+                f"got {self.in_bits} and {self.out_bits} (int)"
+            )
         # Each row pairs an image with the input that makes it.
         rows = [(column, 1 << bit) for bit, column in enumerate(self.columns)]
         for bit in range(self.out_bits):
@@ -118,8 +129,10 @@ class LinearMap:
                 raise LayoutError(f"LinearMap: singular, rank {self.rank} of {self.in_bits} bits")
             rows[bit], rows[pivot] = rows[pivot], rows[bit]
             image, source = rows[bit]
-            rows = [(a ^ image, s ^ source) if i != bit and a >> bit & 1 else (a, s)
-                    for i, (a, s) in enumerate(rows)]
+            rows = [
+                (a ^ image, s ^ source) if i != bit and a >> bit & 1 else (a, s)
+                for i, (a, s) in enumerate(rows)
+            ]
         return LinearMap(self.out_bits, self.in_bits, tuple(source for _, source in rows))
 
     def __repr__(self) -> str:

@@ -5,36 +5,35 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tilecat.dtypes import DType
-from tilecat.errors import LayoutError
-from tilecat.layouts.shared import nearest_multiple
+from ..dtypes import DType
+from ..errors import LayoutError
+from .shared import nearest_multiple
 
 LANES = 32
 
 
 @dataclass(frozen=True)
 class Fragment:
-    """How one 8-row half of a 16-row fragment lies over lane and index bits, for one width.
+    """How a warp's 16 rows lie over lanes and element indices.
 
-    A lane l holds, of row l // 4, `run` adjacent columns from run * (l % 4), in `blocks` of
-    4 * run columns; index order is (column block, row half, adjacent columns). tf32 has run 1
-    and takes the row half before the second column block, as its A operand wants.
+    Lane l holds, of rows l // 4 and l // 4 + 8, `run` adjacent columns of each `step`, from
+    column run * (l % 4); indices count the adjacent columns, then the two rows, then the steps.
 
     Args:
-        run: adjacent columns of one lane.
-        step: columns covered by one group of 2 * run elements (both row halves).
+        run: adjacent columns of one lane: 2 (pairs), 4 (quads) or 1 (singles).
     """
 
     run: int
 
     @property
     def step(self) -> int:
-        """Columns of one block: 4 lanes times the run."""
+        """Columns of 2 * run elements: 4 lanes times the run."""
         return 4 * self.run
 
 
-# PTX ISA, 9.7.15.5.1 (wgmma fragments, D: figure "WGMMA .m64nNk16 D"; A: 16-bit k16, 8-bit k32,
-# tf32 k8) and 9.7.14.5 (mma.sync m16n8k16, k32, k8): the same 16-row pattern in each warp.
+# PTX ISA, wgmma: Register Fragments (D of every type and A of m64nNk16: pairs; A of m64nNk32:
+# quads; A of m64nNk8: singles), and mma: Matrix Fragments for m16n8k16, m16n8k32, m16n8k8, which
+# have the same pattern in a warp's 16 rows.
 PAIRS, QUADS, SINGLES = Fragment(2), Fragment(4), Fragment(1)
 
 
@@ -53,15 +52,13 @@ def _num_registers(dtype: DType, elements: int) -> int:
 class RegisterLayout:
     """Which element (row, col) thread t holds at element index i: wgmma's accumulator order.
 
-    For order "row" and 16- or 32-bit types, i = 4*j + 2*h + e means
+    For order "row" and 16-, 32- and 64-bit types, i = 4*j + 2*h + e means
     row = 16*warp + lane//4 + 8*h and col = 8*j + 2*(lane%4) + e. Taller tiles repeat this for
-    each block of 16 * warps rows, block-major: block b holds indices from b * cols // 2 * (one
-    half warp's rows), that is all columns of the first block come first. Two 16-bit elements
-    share a register (e = 0 in its low half), and registers 4t .. 4t+3 of a block are then the
-    A operand of k-step t. Types whose operand fragment differs take it: 8-bit types hold four
-    adjacent columns, i = 8*j + 4*h + e with col = 16*j + 4*(lane%4) + e; tf32 one,
-    i = 2*j + h with col = 4*j + lane%4. So registers 4t .. 4t+3 are the A operand of k-step t
-    (32 bytes of K) for every operand type.
+    each block of 16 * warps rows, block-major: block b has indices b * cols / 2 and up. Two
+    16-bit elements share a register, e = 0 in its low half. Types with another operand fragment
+    have that one: 8-bit types hold four adjacent columns, i = 8*j + 4*h + e with
+    col = 16*j + 4*(lane%4) + e; tf32 holds one, i = 2*j + h with col = 4*j + lane%4. So
+    registers 4t .. 4t+3 are the A operand of k-step t (32 bytes of K) for every operand type.
 
     Order "col" is the transpose: element (row, col) lies where order "row" of the transposed
     shape has (col, row). With one warp that is the B operand of mma.sync: for the 16 x 16 block
@@ -153,7 +150,12 @@ class RegisterLayout:
     def same_places(self, other: RegisterLayout) -> bool:
         """Whether every element has the same thread and index in both, dtype aside."""
         return (self.fragment, self.rows, self.cols, self.warps, self.order) == (
-            other.fragment, other.rows, other.cols, other.warps, other.order)
+            other.fragment,
+            other.rows,
+            other.cols,
+            other.warps,
+            other.order,
+        )
 
 
 @dataclass(frozen=True)
@@ -225,11 +227,15 @@ class VectorLayout:
 def _check_register_shape(layout: RegisterLayout) -> None:
     dtype, warps, order = layout.dtype, layout.warps, layout.order
     if order not in ("row", "col"):
-        raise LayoutError(f"register tile: order must be row or col, got order={order!r} (str)",
-                          hint='order="row" is the accumulator and A, order="col" is B')
+        raise LayoutError(
+            f"register tile: order must be row or col, got order={order!r} (str)",
+            hint='order="row" is the accumulator and A, order="col" is B',
+        )
     if warps not in (1, 4):
-        raise LayoutError(f"register tile: warps must be 1 or 4, got warps={warps!r} "
-                          f"({type(warps).__name__})", hint="a warp's tile or a warpgroup's")
+        raise LayoutError(
+            f"register tile: warps must be 1 or 4, got warps={warps!r} ({type(warps).__name__})",
+            hint="a warp's tile or a warpgroup's",
+        )
     across = 32 if dtype.bits == 8 else 8
     units = {"rows": 16 * warps, "cols": across}
     if order == "col":
@@ -241,18 +247,25 @@ def _check_register_shape(layout: RegisterLayout) -> None:
                 f"register tile: {axis} must be a multiple of {unit} for {dtype} in {order} order "
                 f"over {warps} {'warp' if warps == 1 else 'warps'}, got {axis}={extent} "
                 f"({type(extent).__name__})",
-                hint=f"the nearest legal {axis} is {nearest_multiple(extent, unit)}")
+                hint=f"the nearest legal {axis} is {nearest_multiple(extent, unit)}",
+            )
 
 
 def _check_vector(layout: VectorLayout) -> None:
-    units = {"aligned": 16 * layout.warps, "plain": 1,
-             "orthogonal": 32 if layout.dtype.bits == 8 else 8}
+    units = {
+        "aligned": 16 * layout.warps,
+        "plain": 1,
+        "orthogonal": 32 if layout.dtype.bits == 8 else 8,
+    }
     if layout.kind not in units:
-        raise LayoutError(f"register vector: kind must be aligned, orthogonal or plain, "
-                          f"got kind={layout.kind!r} (str)")
+        raise LayoutError(
+            f"register vector: kind must be aligned, orthogonal or plain, "
+            f"got kind={layout.kind!r} (str)"
+        )
     unit = units[layout.kind]
     if layout.length <= 0 or layout.length % unit:
         raise LayoutError(
             f"register vector: length must be a multiple of {unit} for a {layout.kind} vector of "
             f"{layout.dtype}, got length={layout.length} ({type(layout.length).__name__})",
-            hint=f"the nearest legal length is {nearest_multiple(layout.length, unit)}")
+            hint=f"the nearest legal length is {nearest_multiple(layout.length, unit)}",
+        )

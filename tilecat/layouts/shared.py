@@ -7,18 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from tilecat.dtypes import DType
-from tilecat.errors import DTypeError, LayoutError
-from tilecat.layouts.linear import LinearMap
+from ..dtypes import DType
+from ..errors import DTypeError, LayoutError
+from .linear import LinearMap
 
-# PTX ISA, 5.5.5 Swizzling modes: widths in bytes, widest first. 96 bytes (sm_103a) is not used.
+# PTX ISA, Tensors: Swizzling Modes. Widths in bytes, widest first; 96 (sm_103a) is not used.
 SWIZZLES = (128, 64, 32)
 # A swizzle moves 16-byte chunks, by the address bits from 7 up (128-byte lines).
 CHUNK_BYTES = 16
 LINE_BYTES = 128
-# 8 lines of a panel make one pattern (PTX ISA, 9.7.15.5.1: core matrices have 8 rows).
+# 8 lines of a panel make one pattern: 1024, 512 or 256 bytes (PTX ISA, Swizzling Modes: starting
+# address of the repeating pattern).
 PATTERN_LINES = 8
-# TMA without swizzle wants 128 bytes (PTX ISA, 5.5.7; CUDA driver API, cuTensorMapEncodeTiled).
+# TMA without swizzle wants 128 bytes (PTX ISA, cp.async.bulk.tensor).
 PLAIN_ALIGNMENT = 128
 
 
@@ -61,8 +62,14 @@ class SharedLayout:
         _check_swizzle(self)
 
     @classmethod
-    def of(cls, dtype: DType, rows: int, cols: int, order: str = "row",
-           swizzle_bytes: int | None = None) -> SharedLayout:
+    def of(
+        cls,
+        dtype: DType,
+        rows: int,
+        cols: int,
+        order: str = "row",
+        swizzle_bytes: int | None = None,
+    ) -> SharedLayout:
         """The layout with the widest swizzle that divides the contiguous axis, or the given one.
 
         Raises:
@@ -167,11 +174,16 @@ class SharedLayout:
 def _check_shape(layout: SharedLayout) -> None:
     dtype, rows, cols, order = layout.dtype, layout.rows, layout.cols, layout.order
     if order not in ("row", "col"):
-        raise LayoutError(f"shared tile: order must be row or col, got order={order!r} (str)",
-                          hint='order="row" keeps columns contiguous, order="col" rows')
+        raise LayoutError(
+            f"shared tile: order must be row or col, got order={order!r} (str)",
+            hint='order="row" keeps columns contiguous, order="col" rows',
+        )
     if dtype.bits < 8:
-        raise DTypeError(f"shared tile: elements must be whole bytes, got dtype={dtype} (DType) "
-                         f"of {dtype.bits} bits", hint="hold packed elements in a u8 tile")
+        raise DTypeError(
+            f"shared tile: elements must be whole bytes, got dtype={dtype} (DType) "
+            f"of {dtype.bits} bits",
+            hint="hold packed elements in a u8 tile",
+        )
     base = 32 if dtype.bits == 8 else 16
     rules = (("cols", cols, base), ("rows", rows, 16))
     if order == "col":
@@ -181,7 +193,8 @@ def _check_shape(layout: SharedLayout) -> None:
             raise LayoutError(
                 f"shared tile: {axis} must be a multiple of {unit} for {dtype} in {order} order, "
                 f"got {axis}={extent} ({type(extent).__name__})",
-                hint=f"the nearest legal {axis} is {nearest_multiple(extent, unit)}")
+                hint=f"the nearest legal {axis} is {nearest_multiple(extent, unit)}",
+            )
 
 
 def _check_swizzle(layout: SharedLayout) -> None:
@@ -194,15 +207,19 @@ def _check_swizzle(layout: SharedLayout) -> None:
     raise LayoutError(
         f"shared tile: swizzle_bytes must be 128, 64, 32 or 0 and divide the {width} bytes of "
         f"{axis}={layout.contiguous} {layout.dtype}, got swizzle_bytes={given} "
-        f"({type(given).__name__})", hint=f"take swizzle_bytes={named}")
+        f"({type(given).__name__})",
+        hint=f"take swizzle_bytes={named}",
+    )
 
 
 def _check_inside(layout: SharedLayout, row: Any, col: Any) -> None:
     for axis, index, extent in (("row", row, layout.rows), ("col", col, layout.cols)):
         index = np.asarray(index)
         if index.size and (index.min() < 0 or index.max() >= extent):
-            raise LayoutError(f"shared tile: {axis} must be in [0, {extent}), "
-                              f"got {axis} from {index.min()} to {index.max()}")
+            raise LayoutError(
+                f"shared tile: {axis} must be in [0, {extent}), "
+                f"got {axis} from {index.min()} to {index.max()}"
+            )
 
 
 def nearest_multiple(value: int, unit: int) -> int:
