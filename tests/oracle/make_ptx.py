@@ -77,7 +77,7 @@ def normalise(text: str, *, debug: bool) -> str:
         text = re.sub(path, _blot_first, text)
         text = re.sub(r"[ \t]*// DW_AT_comp_dir", "", text)
     else:
-        text = re.sub(r"\t\.section\s+\.debug_\w+\s*\{.*?\n?\t?\}\n", "", text, flags=re.S)
+        text = re.sub(r"\t\.section\s+\.debug_(?!str)\w+\s*\{.*?\n?\t?\}\n", "", text, flags=re.S)
     text = re.sub(r"[ \t]+// [\w.]+:\d+:\d+[^\n]*", "", text)
     return re.sub(r"[ \t]+\n", "\n", text)
 
