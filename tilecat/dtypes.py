@@ -98,9 +98,10 @@ class DType:
         """
         x = np.asarray(array)
         narrow = x.dtype.itemsize <= 4 and x.dtype.kind not in "iub" and self.is_float
-        x = x.astype(np.float64)
         with np.errstate(over="ignore", invalid="ignore"):
-            return self._rounded(x, saturate).astype(np.float32 if narrow else np.float64)
+            return self._rounded(x.astype(np.float64), saturate).astype(
+                np.float32 if narrow else np.float64
+            )
 
     def _rounded(self, x: np.ndarray, saturate: bool) -> np.ndarray:
         if self.kind == PRED:

@@ -265,7 +265,7 @@ def _check_vector(layout: VectorLayout) -> None:
     unit = units[layout.kind]
     if layout.length <= 0 or layout.length % unit:
         raise LayoutError(
-            f"register vector: length must be a multiple of {unit} for a {layout.kind} vector of "
+            f"register vector: length must be a multiple of {unit} in {layout.kind} layout for "
             f"{layout.dtype}, got length={layout.length} ({type(layout.length).__name__})",
             hint=f"the nearest legal length is {nearest_multiple(layout.length, unit)}",
         )
