@@ -1,0 +1,282 @@
+"""One look at any caller's array: torch, NumPy, CuPy, `__cuda_array_interface__`, DLPack.
+
+torch and CuPy are never imported here: an object of theirs exists only where they were.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..dtypes import DTYPES, by_name, tf32
+from ..errors import DTypeError, ResourceError
+from . import deferred
+
+# Types of whole bytes: packed 4- and 6-bit tensors are passed as u8. tf32 tensors are f32 tensors.
+_ROWS = tuple(row for row in DTYPES if row.bits % 8 == 0 and row is not tf32)
+_TILE_NAME = {row.numpy: row.name for row in _ROWS}
+ITEM_BYTES = {row.name: row.nbytes for row in DTYPES if row.bits % 8 == 0}
+_CUDA = tuple(f"cuda:{index}" for index in range(256))
+
+_KINDS = (
+    "a torch tensor, a NumPy or CuPy array, or an object with DLPack or __cuda_array_interface__"
+)
+# DLPack's device types (dlpack.h, DLDeviceType).
+_DLPACK_CPU, _DLPACK_CUDA, _DLPACK_CUDA_HOST, _DLPACK_CUDA_MANAGED = 1, 2, 3, 13
+
+# Limits of a tensor map (cuda.h, cuTensorMapEncodeTiled).
+TMA_ALIGN_BYTES = 16
+TMA_MAX_RANK = 5
+TMA_MAX_EXTENT = 1 << 31
+TMA_MAX_STRIDE_BYTES = 1 << 40
+
+
+# Not frozen: a frozen dataclass takes 2.1 us to make, this one 0.45 us (EPYC, Python 3.11), and
+# every launch makes one a tensor.
+@dataclass(slots=True, eq=False)
+class ArrayView:
+    """Where an array is and how it lies. Treat it as frozen.
+
+    Args:
+        device: `cpu` or `cuda:N`.
+        ptr: address of its first element.
+        shape: extents, outermost first, elements.
+        strides: elements, in the order of `shape`.
+        dtype: name of its element type.
+        readonly: whether it may not be written.
+        array: on the CPU a NumPy array over the same memory, else the caller's object, kept alive.
+    """
+
+    device: str
+    ptr: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+    readonly: bool
+    array: Any
+
+
+def view(x: Any) -> ArrayView:
+    """The view of an array; nothing is copied, the memory is shared.
+
+    Raises:
+        DTypeError: not an array of a kind listed above, or an element type without a tilecat name.
+        ResourceError: memory on a device that is neither CPU nor CUDA.
+    """
+    viewer = _viewers.get(type(x))
+    if viewer is None:
+        viewer = _viewers[type(x)] = _viewer_for(x)
+    return viewer(x)
+
+
+def overlaps(a: ArrayView, b: ArrayView) -> bool:
+    """Whether two views share a byte; interleaved slices of one array do not.
+
+    Exact up to an effort that slices of one array stay far below, then on the safe side.
+    """
+    if a.device != b.device or 0 in a.shape or 0 in b.shape:
+        return False
+    try:
+        return bool(np.shares_memory(_footprint(a), _footprint(b), max_work=100_000))
+    except np.exceptions.TooHardError:
+        return True
+
+
+def tma_ok(array: ArrayView, dims: tuple[int, ...]) -> str | None:
+    """Why TMA cannot reach a tensor, or None if it can.
+
+    Args:
+        array: the tensor.
+        dims: its axes, innermost first, as in `TensorMapParam`.
+    """
+    if not 1 <= len(dims) <= TMA_MAX_RANK:
+        return f"a tensor map has 1 to {TMA_MAX_RANK} axes, got {len(dims)}"
+    if array.ptr % TMA_ALIGN_BYTES:
+        return f"the address must be a multiple of {TMA_ALIGN_BYTES} bytes, got {array.ptr:#x}"
+    item = ITEM_BYTES[array.dtype]
+    for position, dim in enumerate(dims):
+        extent, stride = array.shape[dim], array.strides[dim]
+        if not 1 <= extent <= TMA_MAX_EXTENT:
+            return f"extents must be 1 to 2^31, got {extent} for axis {dim}"
+        if extent == 1:
+            continue
+        if position == 0:
+            if stride != 1:
+                return f"the innermost axis must be contiguous, got stride {stride} for axis {dim}"
+        elif not 0 < stride * item < TMA_MAX_STRIDE_BYTES or stride * item % TMA_ALIGN_BYTES:
+            return (
+                f"strides must be positive multiples of {TMA_ALIGN_BYTES} bytes below 2^40, got "
+                f"{stride * item} bytes for axis {dim}"
+            )
+    return None
+
+
+def _viewer_for(x: Any) -> Callable[[Any], ArrayView]:
+    torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
+    if isinstance(x, np.ndarray):
+        return _view_numpy
+    if isinstance(x, getattr(torch, "Tensor", ())):
+        return _view_torch
+    if isinstance(x, getattr(cupy, "ndarray", ())):
+        return _view_cupy
+    if hasattr(x, "__cuda_array_interface__"):
+        return _view_cuda_interface
+    if hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__"):
+        return _view_dlpack
+    raise DTypeError(
+        f"view: an argument must be {_KINDS}, got {type(x).__module__}.{type(x).__qualname__}",
+        hint="numpy.asarray(x) or torch.as_tensor(x) makes one",
+    )
+
+
+_viewers: dict[type, Callable[[Any], ArrayView]] = {}
+
+
+def _view_numpy(x: np.ndarray) -> ArrayView:
+    name = _TILE_NAME.get(x.dtype)
+    if name is None:
+        raise _dtype_error(x.dtype)
+    strides = _in_elements(x.strides, x.itemsize)
+    pointer, readonly = x.__array_interface__["data"]
+    return ArrayView("cpu", pointer, x.shape, strides, name, readonly, x)
+
+
+def _view_torch(x: Any) -> ArrayView:
+    if not x.is_cuda:
+        return _view_torch_cpu(x)
+    name = _torch_names().get(x.dtype)
+    if name is None:
+        raise _dtype_error(x.dtype)
+    return ArrayView(_CUDA[x.get_device()], x.data_ptr(), x.shape, x.stride(), name, False, x)
+
+
+def _view_torch_cpu(x: Any) -> ArrayView:
+    if x.device.type != "cpu":
+        raise _device_error(str(x.device))
+    name = _torch_names().get(x.dtype)
+    if name is None:
+        raise _dtype_error(x.dtype)
+    torch = sys.modules["torch"]
+    # NumPy knows neither bf16 nor fp8: torch hands over integers as wide, ml_dtypes reads them.
+    container = {1: torch.uint8, 2: torch.int16}.get(x.element_size())
+    numpy_dtype = by_name(name).numpy
+    plain = x.detach()
+    if numpy_dtype.type.__module__ != "numpy" and container is not None:
+        plain = plain.view(container)
+    return _view_numpy(plain.numpy().view(numpy_dtype))
+
+
+_torch_table: dict[Any, str] = {}
+
+
+def _torch_names() -> dict[Any, str]:
+    if not _torch_table:
+        torch = sys.modules["torch"]
+        known = (row for row in _ROWS if hasattr(torch, row.torch))
+        _torch_table.update({getattr(torch, row.torch): row.name for row in known})
+    return _torch_table
+
+
+def _view_cupy(x: Any) -> ArrayView:
+    name = _TILE_NAME.get(x.dtype)
+    if name is None:
+        raise _dtype_error(x.dtype)
+    strides = _in_elements(x.strides, x.itemsize)
+    return ArrayView(_CUDA[x.device.id], x.data.ptr, x.shape, strides, name, False, x)
+
+
+def _view_cuda_interface(x: Any) -> ArrayView:
+    facts = x.__cuda_array_interface__
+    # A type string cannot name bf16 or fp8 (`<V2`); the object's own dtype can.
+    dtype = np.dtype(facts["typestr"])
+    if dtype.kind == "V":
+        dtype = _as_numpy_dtype(getattr(x, "dtype", dtype), dtype)
+    name = _TILE_NAME.get(dtype)
+    if name is None:
+        raise _dtype_error(dtype)
+    shape = tuple(facts["shape"])
+    raw = facts.get("strides")
+    strides = _contiguous(shape) if raw is None else _in_elements(raw, dtype.itemsize)
+    pointer, readonly = facts["data"]
+    index = deferred.driver().device_of_pointer(pointer) if pointer else 0
+    return ArrayView(_CUDA[index], pointer, shape, strides, name, readonly, x)
+
+
+def _view_dlpack(x: Any) -> ArrayView:
+    kind, index = x.__dlpack_device__()
+    if kind in (_DLPACK_CPU, _DLPACK_CUDA_HOST):
+        try:
+            return _view_numpy(np.from_dlpack(x))
+        except (BufferError, RuntimeError, TypeError) as error:
+            raise DTypeError(
+                f"view: NumPy cannot read a {type(x).__qualname__} through DLPack: {error}",
+                hint="pass a NumPy array with an ml_dtypes type",
+            ) from error
+    if kind not in (_DLPACK_CUDA, _DLPACK_CUDA_MANAGED):
+        raise _device_error(f"DLPack device type {int(kind)}")
+    found = deferred.driver().view_dlpack(x)
+    name = _TILE_NAME.get(_as_numpy_dtype(found.dtype, None))
+    if name is None:
+        raise _dtype_error(found.dtype)
+    shape = tuple(found.shape)
+    strides = tuple(found.strides) if found.strides is not None else _contiguous(shape)
+    return ArrayView(_CUDA[index], found.ptr, shape, strides, name, found.readonly, (x, found))
+
+
+def _as_numpy_dtype(dtype: Any, fallback: Any) -> Any:
+    try:
+        return np.dtype(dtype)
+    except TypeError:
+        name = str(dtype).rpartition(".")[2]
+        return next((row.numpy for row in _ROWS if row.torch == name), fallback)
+
+
+def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+
+
+def _in_elements(strides: tuple[int, ...], item_bytes: int) -> tuple[int, ...]:
+    if any(stride % item_bytes for stride in strides):
+        raise DTypeError(
+            "view: strides must be whole elements, got "
+            f"strides={tuple(strides)} bytes of {item_bytes}-byte elements",
+            hint="copy the field of the structured array out first",
+        )
+    return tuple(stride // item_bytes for stride in strides)
+
+
+class _Span:
+    """Strided bytes at an address, for NumPy's overlap test; never read."""
+
+    def __init__(self, array: ArrayView):
+        item = ITEM_BYTES[array.dtype]
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (array.ptr, True),
+            "shape": tuple(array.shape),
+            "strides": tuple(stride * item for stride in array.strides),
+            "typestr": f"|V{item}",
+        }
+
+
+def _footprint(array: ArrayView) -> np.ndarray:
+    return np.asarray(_Span(array))
+
+
+def _dtype_error(dtype: Any) -> DTypeError:
+    return DTypeError(
+        f"view: no tilecat dtype for the array's element type, got dtype={dtype}",
+        hint=f"one of {', '.join(row.torch for row in _ROWS)}; 4- and 6-bit data goes as uint8",
+    )
+
+
+def _device_error(device: str) -> ResourceError:
+    return ResourceError(
+        f"view: an array must be in CPU or CUDA memory, got device={device}",
+        hint="x.cpu() runs the kernel on the PTX machine, x.cuda() on the GPU",
+    )

@@ -1,0 +1,103 @@
+"""The same module on the CPU: parameters from arrays, then the PTX machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from .. import sim
+from ..codegen.module import (
+    ExtentParam,
+    Param,
+    PointerParam,
+    PtxModule,
+    ScalarParam,
+    StrideParam,
+    TensorMapParam,
+)
+from ..errors import ResourceError
+from .arrays import ArrayView
+
+# CTAs of a simulated persistent kernel: enough that schedules wrap and CTAs meet in global memory,
+# few enough that a small problem takes a fraction of a second.
+DEFAULT_CTAS = 4
+
+
+def launch(
+    module: PtxModule,
+    args: Sequence[Any],
+    *,
+    grid: int | tuple[int, ...] | None = None,
+    seed: int = 0,
+    races: bool = True,
+    progress: Callable[..., None] | None = None,
+) -> sim.Result:
+    """Run a module on the PTX machine; arrays are read and written in place.
+
+    Args:
+        module: the kernel.
+        args: one entry a kernel argument: an ArrayView in CPU memory, or a number.
+        grid: CTAs; None takes DEFAULT_CTAS, rounded up to whole clusters.
+        seed: chooses one order of the asynchronous agents.
+        races: whether to look for races.
+        progress: passed on to the machine.
+
+    Raises:
+        ResourceError: an array that is not in CPU memory.
+    """
+    if grid is None:
+        grid = -(-DEFAULT_CTAS // module.cluster) * module.cluster
+    _check_on_cpu(module, args)
+    return sim.run(
+        module.text,
+        grid=grid,
+        args=[argument(param, args) for param in module.params],
+        smem_bytes=module.smem_bytes,
+        table=module.table,
+        seed=seed,
+        races=races,
+        progress=progress,
+    )
+
+
+def argument(param: Param, args: Sequence[Any]) -> Any:
+    """What the machine takes for one parameter of the entry."""
+    arg = args[param.arg]
+    match param:
+        case TensorMapParam():
+            array = innermost_last(arg.array, param.dims)
+            return sim.TensorMap(array, param.box, param.swizzle_bytes, arg.dtype)
+        case PointerParam():
+            return sim.Pointer(arg.array)
+        case ExtentParam():
+            return int(arg.shape[param.dim])
+        case StrideParam():
+            return int(arg.strides[param.dim])
+        case ScalarParam():
+            return float(arg) if _is_float(param.dtype) else int(arg)
+
+
+def innermost_last(array: np.ndarray, dims: tuple[int, ...]) -> np.ndarray:
+    """A view of an array with the axes that a tensor map lists innermost first, as NumPy has them.
+
+    Axes that the map leaves out are fixed at 0, as its base address has them.
+    """
+    kept = array[tuple(slice(None) if axis in dims else 0 for axis in range(array.ndim))]
+    position = {axis: at for at, axis in enumerate(sorted(dims))}
+    return kept.transpose([position[axis] for axis in reversed(dims)])
+
+
+def _is_float(dtype: str) -> bool:
+    return dtype in {"f32", "f16", "bf16"}
+
+
+def _check_on_cpu(module: PtxModule, args: Sequence[Any]) -> None:
+    for at, arg in enumerate(args):
+        if type(arg) is ArrayView and arg.device != "cpu":
+            raise ResourceError(
+                f"simulate {module.entry}: arrays must be in CPU memory, got argument {at} on "
+                f"{arg.device}",
+                hint="x.cpu()",
+            )
