@@ -4,6 +4,7 @@
 .PHONY: help test test-gpu demo bench lint format clean
 
 PYTHON ?=
+PYTHONS := python3 python3.14 python3.13 python3.12 python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
@@ -21,10 +22,12 @@ help:
 	@echo "make test-gpu  tests that need a GPU"
 	@echo "make clean   remove .venv and caches in this folder"
 
-# The first interpreter that is new enough and can make environments.
+# An environment that works is kept; else one is made by the first interpreter that can.
 $(STAMPS)/venv:
-	@for python in "$(PYTHON)" python3 python3.14 python3.13 python3.12 python3.11; do \
-	  [ -n "$$python" ] || continue; \
+	@if $(BIN)/python -m pip --version >/dev/null 2>&1; then \
+	  mkdir -p $(STAMPS) && touch $@ && exit 0; \
+	fi; \
+	for python in $(or $(PYTHON),$(PYTHONS)); do \
 	  "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue; \
 	  old="$$python"; \
 	  "$$python" -c 'import ensurepip, venv' 2>/dev/null || continue; \
@@ -37,7 +40,7 @@ $(STAMPS)/venv:
 	  echo "hint: install it (Debian, Ubuntu: apt install python3-venv) or name another" \
 	    "Python: make PYTHON=/path/to/python3 test"; \
 	else \
-	  echo "error: no Python 3.11 or newer found (tried: $(PYTHON) python3, python3.14 to 3.11)."; \
+	  echo "error: no Python 3.11 or newer found (tried: $(or $(PYTHON),$(PYTHONS)))."; \
 	  echo "hint: name one: make PYTHON=/path/to/python3 test"; \
 	fi >&2; exit 1
 
