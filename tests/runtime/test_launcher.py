@@ -1,0 +1,311 @@
+"""The launcher against a driver that records: no GPU needed."""
+
+import ctypes
+import struct
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from cuda.bindings import driver as real
+
+from runtime.ptx_texts import copy_tile, scale
+from tilecat.codegen.module import PointerParam, ScalarParam
+from tilecat.errors import DTypeError, LayoutError, ResourceError
+from tilecat.runtime import arrays, driver, launch
+
+OK = real.CUresult.CUDA_SUCCESS
+ATTRIBUTES = {"MAJOR": 9, "MINOR": 0, "COUNT": 132, "OPTIN": 232448}
+
+
+class FakeCuda:
+    """The functions the runtime calls; enums and structs are the real ones."""
+
+    def __init__(self):
+        self.launches, self.maps, self.loads, self.pushed = [], [], 0, []
+        self.context = 1000
+        self.status = OK
+
+    def __getattr__(self, name):
+        return getattr(real, name)
+
+    def cuInit(self, flags):  # noqa: N802
+        return (OK,)
+
+    def cuDriverGetVersion(self):  # noqa: N802
+        return OK, 13000
+
+    def cuDeviceGetCount(self):  # noqa: N802
+        return OK, 2
+
+    def cuDeviceGet(self, index):  # noqa: N802
+        return OK, index
+
+    def cuDeviceGetName(self, length, device):  # noqa: N802
+        return OK, b"NVIDIA H200" + bytes(100)
+
+    def cuDeviceGetAttribute(self, attribute, device):  # noqa: N802
+        return OK, ATTRIBUTES.get(attribute.name.rsplit("_", 1)[1], 0)
+
+    def cuDevicePrimaryCtxRetain(self, device):  # noqa: N802
+        return OK, 1000 + device
+
+    def cuCtxGetCurrent(self):  # noqa: N802
+        return OK, self.context
+
+    def cuCtxPushCurrent(self, context):  # noqa: N802
+        self.pushed.append(self.context)
+        self.context = int(context)
+        return (OK,)
+
+    def cuCtxPopCurrent(self):  # noqa: N802
+        self.context = self.pushed.pop()
+        return OK, None
+
+    def cuThreadExchangeStreamCaptureMode(self, mode):  # noqa: N802
+        return OK, mode
+
+    def cuModuleLoadData(self, cubin):  # noqa: N802
+        self.loads += 1
+        return OK, "module"
+
+    def cuModuleGetFunction(self, module, name):  # noqa: N802
+        return OK, name
+
+    def cuFuncSetAttribute(self, *args):  # noqa: N802
+        return (OK,)
+
+    def cuOccupancyMaxActiveClusters(self, function, config):  # noqa: N802
+        return OK, 60
+
+    def cuGetErrorString(self, status):  # noqa: N802
+        return OK, b"words"
+
+    def cuTensorMapEncodeTiled(self, *args):  # noqa: N802
+        self.maps.append(args)
+        made = real.CUtensorMap()
+        made.opaque = [real.cuuint64_t(len(self.maps))] * 16
+        return OK, made
+
+    def cuLaunchKernel(self, *args):  # noqa: N802
+        self.launches.append((args, self.context))
+        return (self.status,)
+
+    def cuLaunchKernelEx(self, config, function, parameters, extra):  # noqa: N802
+        grid = (config.gridDimX, config.gridDimY, config.gridDimZ)
+        stream = int(config.hStream)
+        cluster = config.attrs[0].value.clusterDim
+        self.launches.append(((function, *grid, cluster.x, stream, parameters), self.context))
+        return (self.status,)
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    fake = FakeCuda()
+    monkeypatch.setattr(driver, "cuda", fake)
+    monkeypatch.setattr(launch, "cuda", fake)
+    for cached in (driver.start, driver.device, driver._encode):
+        cached.cache_clear()
+    yield fake
+    for cached in (driver.start, driver.device, driver._encode):
+        cached.cache_clear()
+
+
+def tensor(shape, strides, ptr=4096, dtype="f32", device="cuda:0", array=None):
+    return arrays.ArrayView(device, ptr, shape, strides, dtype, False, array)
+
+
+def parameters(address, formats):
+    """The values behind the `void**` that a launch was given."""
+    pointers = (ctypes.c_void_p * len(formats)).from_address(address)
+    sizes = [struct.calcsize(code) for code in formats]
+    return [
+        struct.unpack(code, ctypes.string_at(pointer, size))[0]
+        for code, pointer, size in zip(formats, pointers, sizes, strict=True)
+    ]
+
+
+def test_launch_packs_parameters_and_takes_the_grid_from_the_device(cuda):
+    module = replace(scale(), min_blocks=2, smem_bytes=5000)
+    launcher = launch.Launcher(module, b"cubin")
+    launcher([tensor((100,), (3,)), 2.5])
+    ((args, context),) = cuda.launches
+    assert args[:8] == (b"scale", 264, 1, 1, 128, 1, 1, 5000)
+    assert args[8] == 0 and args[10] == 0 and context == 1000
+    assert parameters(args[9], "QIqf") == [4096, 100, 3, 2.5]
+
+
+def test_launch_prepares_once_for_arguments_seen_before(cuda):
+    launcher = launch.Launcher(copy_tile(), b"cubin")
+    args = [tensor((64, 64), (64, 1), 4096, "bf16"), tensor((64, 64), (64, 1), 65536, "bf16")]
+    launcher(args)
+    launcher([replace(arg) for arg in args])
+    assert (cuda.loads, len(cuda.maps), len(cuda.launches)) == (1, 2, 2)
+    assert cuda.launches[0] == cuda.launches[1]
+    launcher([args[0], tensor((64, 64), (64, 1), 131072, "bf16")])
+    assert (cuda.loads, len(cuda.maps)) == (1, 3)
+
+
+def test_tensor_maps_are_encoded_as_the_driver_wants_them(cuda):
+    launcher = launch.Launcher(copy_tile(rows=32, cols=16, swizzle_bytes=32), b"cubin")
+    launcher([tensor((50, 40), (48, 1), 4096, "bf16"), tensor((1, 40), (7, 1), 65536, "e4m3")])
+    (kind, rank, pointer, extents, strides, box, *rest), second = cuda.maps
+    assert kind.name.endswith("BFLOAT16") and (rank, pointer) == (2, 4096)
+    assert [int(x) for x in extents] == [40, 50]
+    assert [int(x) for x in strides] == [96]
+    assert [int(x) for x in box] == [16, 32]
+    assert [x.name.rsplit("_", 1)[1] for x in rest[1:]] == ["NONE", "32B", "256B", "NONE"]
+    assert second[0].name.endswith("UINT8")
+    assert [int(x) for x in second[4]] == [48]  # any stride goes with extent 1: 40 bytes, rounded
+    maps = (ctypes.c_void_p * 2).from_address(cuda.launches[0][0][9])
+    assert [pointer % 64 for pointer in maps] == [0, 0]
+    assert [ctypes.string_at(pointer, 128) for pointer in maps] == [
+        struct.pack("16Q", *[number] * 16) for number in (1, 2)
+    ]
+
+
+def test_outer_strides_of_extent_one_axes():
+    assert driver.outer_strides((64, 1, 8), (1, 3, 64), 2) == (128, 128)
+    assert driver.outer_strides((5, 1, 1), (1, 1, 1), 2) == (16, 16)
+    assert driver.outer_strides((64,), (1,), 2) == ()
+
+
+def test_launch_refuses_what_tma_cannot_reach(cuda):
+    launcher = launch.Launcher(copy_tile(), b"cubin")
+    good = tensor((64, 64), (64, 1), 4096, "bf16")
+    with pytest.raises(LayoutError, match="address must be a multiple of 16"):
+        launcher([good, tensor((64, 64), (64, 1), 4098, "bf16")])
+    assert not cuda.launches
+
+
+def test_scalars_that_are_equal_but_differ_are_not_confused(cuda):
+    launcher = launch.Launcher(scale(), b"cubin")
+    for factor in (0.0, -0.0, 0):
+        launcher([tensor((4,), (1,)), factor])
+    found = [parameters(args[9], "QIqf")[3] for args, _ in cuda.launches]
+    assert [str(value) for value in found] == ["0.0", "-0.0", "0.0"]
+
+
+def test_scalars_out_of_range_are_refused(cuda):
+    module = replace(scale(), params=(PointerParam("x", 0), ScalarParam("n", 1, "s32")))
+    with pytest.raises(DTypeError, match="parameter n must fit s32, got 2147483648"):
+        launch.Launcher(module, b"cubin")([tensor((4,), (1,)), 1 << 31])
+
+
+def test_bf16_scalars_are_packed_as_their_two_bytes(cuda):
+    module = replace(scale(), params=(PointerParam("x", 0), ScalarParam("n", 1, "bf16")))
+    launcher = launch.Launcher(module, b"cubin")
+    launcher([tensor((4,), (1,)), 1.0])
+    assert parameters(cuda.launches[0][0][9], "QH") == [4096, 0x3F80]
+
+
+class Stream:
+    def __init__(self, handle):
+        self.handle = handle
+
+    def __cuda_stream__(self):
+        return (0, self.handle)
+
+
+@pytest.mark.parametrize(
+    ("stream", "handle"), [(None, 0), (77, 77), (Stream(88), 88), (SimpleNamespace(ptr=99), 99)]
+)
+def test_launch_takes_streams_of_any_kind(cuda, stream, handle):
+    launch.Launcher(scale(), b"cubin")([tensor((4,), (1,)), 1.0], stream)
+    assert cuda.launches[0][0][8] == handle
+
+
+def test_launch_refuses_what_is_no_stream(cuda):
+    with pytest.raises(ResourceError, match="a stream must be a handle"):
+        launch.Launcher(scale(), b"cubin")([tensor((4,), (1,)), 1.0], "side")
+
+
+def test_launch_takes_the_current_stream_of_torch(cuda, monkeypatch):
+    class Tensor:
+        pass
+
+    raw = SimpleNamespace(_cuda_getCurrentRawStream=lambda index: 500 + index)
+    monkeypatch.setitem(launch.sys.modules, "torch", SimpleNamespace(Tensor=Tensor, _C=raw))
+    monkeypatch.setattr(launch, "_stream_getters", {})
+    launch.Launcher(scale(), b"cubin")([tensor((4,), (1,), device="cuda:1", array=Tensor()), 1.0])
+    args, context = cuda.launches[0]
+    assert args[8] == 501
+
+
+def test_launch_makes_the_arrays_device_current_and_puts_the_old_one_back(cuda):
+    launcher = launch.Launcher(scale(), b"cubin")
+    for _ in range(2):
+        launcher([tensor((4,), (1,), device="cuda:1"), 1.0])
+    assert [context for _, context in cuda.launches] == [1001, 1001]
+    assert cuda.context == 1000 and not cuda.pushed
+    launcher([tensor((4,), (1,)), 1.0])
+    assert cuda.loads == 2
+
+
+def test_launch_refuses_mixed_devices(cuda):
+    module = copy_tile()
+    for other in ("cuda:1", "cpu"):
+        with pytest.raises(ResourceError, match=f"all arrays must be on one GPU.*on {other}"):
+            launch.Launcher(module, b"cubin")(
+                [tensor((64, 64), (64, 1)), tensor((64, 64), (64, 1), device=other)]
+            )
+
+
+def test_launch_of_a_cluster_goes_through_launch_kernel_ex(cuda):
+    launcher = launch.Launcher(scale(cluster=2), b"cubin")
+    for stream in (0, 9, 0):
+        launcher([tensor((4,), (1,)), 1.0], stream)
+    assert [args[:6] for args, _ in cuda.launches] == [
+        (b"scale", 120, 1, 1, 2, 0),
+        (b"scale", 120, 1, 1, 2, 9),
+        (b"scale", 120, 1, 1, 2, 0),
+    ]
+    with pytest.raises(LayoutError, match="whole clusters, got grid=3"):
+        launcher([tensor((4,), (1,)), 1.0], grid=3)
+
+
+def test_launch_takes_an_explicit_grid(cuda):
+    launcher = launch.Launcher(scale(), b"cubin")
+    x = tensor((4,), (1,))
+    launcher([x, 1.0], grid=7)
+    launcher([x, 1.0], grid=(7, 3))
+    launcher([x, 1.0], grid=0)  # nothing to do
+    assert [args[1:4] for args, _ in cuda.launches] == [(7, 1, 1), (7, 3, 1)]
+    with pytest.raises(LayoutError, match="one to three extents"):
+        launcher([x, 1.0], grid=(1, 2, 3, 4))
+
+
+def test_launch_error_names_the_kernel_and_the_cuda_error(cuda):
+    cuda.status = real.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS
+    with pytest.raises(ResourceError) as caught:
+        launch.Launcher(scale(), b"cubin")([tensor((4,), (1,)), 1.0])
+    text = str(caught.value)
+    assert "launch scale on cuda:0" in text and "CUDA_ERROR_ILLEGAL_ADDRESS (700: words)" in text
+    assert "PTX machine" in text
+
+
+def test_launch_refuses_too_much_shared_memory(cuda):
+    with pytest.raises(ResourceError, match="got 232449 bytes a CTA, NVIDIA H200 has 232448"):
+        launch.Launcher(replace(scale(), smem_bytes=232449), b"cubin")([tensor((4,), (1,)), 1.0])
+
+
+def test_prepared_blocks_are_bounded(cuda, monkeypatch):
+    monkeypatch.setattr(launch, "_BLOCKS_KEPT", 4)
+    launcher = launch.Launcher(scale(), b"cubin")
+    for index in range(10):
+        launcher([tensor((4,), (1,), ptr=4096 * (index + 1)), 1.0])
+    assert len(launcher._blocks) == 4
+
+
+def test_no_driver_is_an_error_that_says_so(monkeypatch):
+    fake = FakeCuda()
+
+    def missing(flags):
+        raise RuntimeError("libcuda was not found")
+
+    monkeypatch.setattr(fake, "cuInit", missing, raising=False)
+    monkeypatch.setattr(driver, "cuda", fake)
+    driver.start.cache_clear()
+    with pytest.raises(ResourceError, match="needs the NVIDIA driver, got none") as caught:
+        driver.num_devices()
+    assert "PTX machine" in str(caught.value)
+    driver.start.cache_clear()
