@@ -159,7 +159,7 @@ def test_encode_masks_a_cluster_address_and_decode_reads_it_back():
             SharedLayout.of(bf16, 64, 24, "col"),
             "A",
             "descriptor: K must be a multiple of 16 for bf16, got cols=24 (int)",
-            None,
+            "the nearest legal cols is 32",
         ),
         (
             SharedLayout.of(s64, 64, 64),

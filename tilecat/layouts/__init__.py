@@ -1,5 +1,14 @@
 """Layouts of tiles as linear maps: registers, shared memory, descriptors, bank conflicts."""
 
+from .access import (
+    Access,
+    AccessPlan,
+    LaneTerm,
+    matrix_mode,
+    plan_access,
+    stmatrix_applies,
+    vector_width,
+)
 from .banks import (
     bank_conflicts,
     ideal_wavefronts,
@@ -12,7 +21,10 @@ from .registers import RegisterLayout, VectorLayout
 from .shared import SharedLayout
 
 __all__ = [
+    "Access",
+    "AccessPlan",
     "DescriptorFields",
+    "LaneTerm",
     "LinearMap",
     "MatrixDescriptor",
     "RegisterLayout",
@@ -22,5 +34,9 @@ __all__ = [
     "ideal_wavefronts",
     "ldmatrix_conflicts",
     "matrix_descriptor",
+    "matrix_mode",
+    "plan_access",
+    "stmatrix_applies",
     "stmatrix_conflicts",
+    "vector_width",
 ]

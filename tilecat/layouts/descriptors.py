@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 
 from ..errors import LayoutError
-from .shared import CHUNK_BYTES, PATTERN_LINES, SharedLayout
+from .shared import CHUNK_BYTES, PATTERN_LINES, SharedLayout, nearest_multiple
 
 # PTX ISA, wgmma: Matrix Descriptor Format. Bits 62-63, by swizzle bytes.
 SWIZZLE_CODES = ((0, 0), (128, 1), (64, 2), (32, 3))
@@ -189,7 +189,8 @@ def _check_operand(layout: SharedLayout, operand: str, major: str) -> None:
     unit = K_STEP_BYTES // dtype.nbytes
     if k % unit:
         raise LayoutError(
-            f"descriptor: K must be a multiple of {unit} for {dtype}, got {axis}={k} (int)"
+            f"descriptor: K must be a multiple of {unit} for {dtype}, got {axis}={k} (int)",
+            hint=f"the nearest legal {axis} is {nearest_multiple(k, unit)}",
         )
 
 
