@@ -259,8 +259,8 @@ def _plan(
             raise LayoutError(
                 f"access: no lane offset serves all {len(accesses)} accesses to this place of the "
                 f"shared tile of swizzle_bytes={shared.swizzle_bytes} (int)",
-                hint=f"start at a multiple of 8 lines and of the {shared.panel_elems} elements of a "
-                "panel",
+                hint="start at a multiple of 8 lines and of the "
+                f"{shared.panel_elems} elements of a panel",
             )
     return plan
 
