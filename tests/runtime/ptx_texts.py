@@ -65,7 +65,9 @@ def spilling(live: int = 64) -> PtxModule:
 .loc 1 5 0
 ld.param.u64 %p, [out];
 {loads}
+.loc 1 6 0
 bar.sync 0;
+.loc 1 7 0
 {stores}
 ret;
 }}

@@ -13,8 +13,10 @@ import time
 from dataclasses import dataclass
 
 from ..codegen.module import PtxModule
+from ..errors import Loc, ResourceError
 from . import cache as disk
 from . import deferred, ptxas_log
+from .disassemble import disassemble, spill_lines
 
 PTXAS_PACKAGE = "nvidia-cuda-nvcc"
 WITHOUT_PTXAS = "without it kernels still run on NumPy arrays and CPU tensors, by the PTX machine"
@@ -74,8 +76,10 @@ def assemble(module: PtxModule, *, allow_spills: bool = False) -> Assembled:
     if stored is None:
         stored, from_cache = _assemble_once(module, tool, options, cache, key)
     cubin, log = stored
-    ptxas_log.check(module, log, allow_spills=allow_spills)
+    ptxas_log.check(module, log)
     used = ptxas_log.usage(log)
+    if used.spill_bytes and not allow_spills:
+        raise ptxas_log.spill_error(module, log, _worst_spill(cubin))
     seconds = time.perf_counter() - start
     return Assembled(cubin, used.registers, used.spill_bytes, log, from_cache, seconds)
 
@@ -134,6 +138,15 @@ def _assemble_once(
             raise ptxas_log.refusal_error(module, log, tool.version)
         _store(cache, key, cubin, log)
         return (cubin, log), False
+
+
+def _worst_spill(cubin: bytes) -> Loc | None:
+    """The user's line that spills most; None where nvdisasm, which tells, is not installed."""
+    try:
+        lines = spill_lines(disassemble(cubin))
+    except ResourceError:
+        return None
+    return lines[0].loc if lines else None
 
 
 def _load(cache: disk.Cache, key: str) -> tuple[bytes, str] | None:

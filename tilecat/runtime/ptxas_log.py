@@ -87,17 +87,14 @@ def first_line_with(text: str, word: str) -> int | None:
     return None
 
 
-def check(module: PtxModule, log: str, *, allow_spills: bool) -> None:
-    """Refuse a cubin that ptxas made but warned about.
+def check(module: PtxModule, log: str) -> None:
+    """Refuse a cubin for which ptxas gave up overlap or register reallocation.
 
     Raises:
-        ResourceError: a "Potential Performance Loss", or a spill that is not allowed.
+        ResourceError: the log has a "Potential Performance Loss".
     """
     for text in losses(log):
         raise _loss_error(module, text)
-    spilled = usage(log).spill_bytes
-    if spilled and not allow_spills:
-        raise _spill_error(module, log)
 
 
 def refusal_error(module: PtxModule, log: str, ptxas_version: str) -> TileError:
@@ -115,6 +112,21 @@ def refusal_error(module: PtxModule, log: str, ptxas_version: str) -> TileError:
     loc = source_loc(module.text, placed) if placed is not None else None
     kind, hint = _kind_of(found[0].text, module)
     return kind("\n".join(parts), loc=loc, hint=hint)
+
+
+def spill_error(module: PtxModule, log: str, loc: Loc | None) -> ResourceError:
+    """The error for registers that spill; at the line that spills most, or the kernel's first."""
+    found = usage(log)
+    first = re.search(r"^\s*\.loc\b", module.text, re.MULTILINE)
+    if loc is None and first:
+        loc = source_loc(module.text, module.text.count("\n", 0, first.end()) + 1)
+    return ResourceError(
+        f"assemble: registers must not spill to local memory, got kernel {module.entry} with "
+        f"{found.spill_bytes} bytes a thread spilled at {found.registers} registers a thread "
+        f"({module.threads} threads, min_blocks={module.min_blocks}, {module.target})",
+        loc=loc,
+        hint="use smaller tiles or more consumer warpgroups, or accept it: allow_spills=True",
+    )
 
 
 def _kind_of(text: str, module: PtxModule) -> tuple[type[TileError], str | None]:
@@ -146,16 +158,3 @@ def _loss_hint(text: str) -> str:
     if "register" in text:
         return "use a smaller accumulator tile, or more consumer warpgroups"
     return "do not touch the accumulator between the mma and its wait"
-
-
-def _spill_error(module: PtxModule, log: str) -> ResourceError:
-    found = usage(log)
-    first = re.search(r"^\s*\.loc\b", module.text, re.MULTILINE)
-    line = module.text.count("\n", 0, first.end()) + 1 if first else None
-    return ResourceError(
-        f"assemble: registers must not spill to local memory, got kernel {module.entry} with "
-        f"{found.spill_bytes} bytes a thread spilled at {found.registers} registers a thread "
-        f"({module.threads} threads, min_blocks={module.min_blocks}, {module.target})",
-        loc=source_loc(module.text, line) if line else None,
-        hint="use smaller tiles or more consumer warpgroups, or accept it: allow_spills=True",
-    )
