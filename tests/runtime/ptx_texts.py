@@ -167,3 +167,19 @@ ret;
     return module(
         text, entry="copy_tile", params=params, smem_bytes=tile_bytes + 8 + 1024, min_blocks=1
     )
+
+
+def three_maps() -> PtxModule:
+    """Does nothing with three tensor maps: what a launch costs."""
+    text = f"""{HEAD.format(target="sm_90a")}
+.visible .entry three_maps(
+  .param .align 64 .b8 a[128], .param .align 64 .b8 b[128], .param .align 64 .b8 c[128])
+.maxntid 128, 1, 1
+{{
+ret;
+}}
+"""
+    params = tuple(
+        TensorMapParam(name, arg, (1, 0), (64, 64), 128) for arg, name in enumerate("abc")
+    )
+    return module(text, entry="three_maps", params=params)

@@ -83,7 +83,7 @@ class FakeCuda:
     def cuTensorMapEncodeTiled(self, *args):  # noqa: N802
         self.maps.append(args)
         made = real.CUtensorMap()
-        made.opaque = [real.cuuint64_t(len(self.maps))] * 16
+        ctypes.memmove(made.getPtr(), struct.pack("16Q", *[len(self.maps)] * 16), 128)
         return OK, made
 
     def cuLaunchKernel(self, *args):  # noqa: N802

@@ -170,7 +170,10 @@ def current_context() -> int:
 
 @contextmanager
 def made_current(gpu: Device) -> Iterator[None]:
-    """Make a GPU's primary context this thread's, and put the former one back."""
+    """Make a GPU's primary context this thread's, if it is not, and put the former one back."""
+    if current_context() == gpu.context:
+        yield
+        return
     call("cuda: set context", cuda.cuCtxPushCurrent(cuda.CUcontext(gpu.context)))
     try:
         yield
@@ -234,22 +237,40 @@ def _encode(
     box: tuple[int, ...],
     swizzle_bytes: int,
 ) -> bytes:
-    u64, u32 = cuda.cuuint64_t, cuda.cuuint32_t
+    extents, steps = _geometry(shape, strides, ITEM_BYTES[dtype])
+    lengths, ones = _box(box)
     result = cuda.cuTensorMapEncodeTiled(
         _MAP_TYPES[dtype],
         len(shape),
         pointer,
-        [u64(extent) for extent in shape],
-        [u64(stride) for stride in outer_strides(shape, strides, ITEM_BYTES[dtype])],
-        [u32(elements) for elements in box],
-        [u32(1)] * len(shape),
+        extents,
+        steps,
+        lengths,
+        ones,
         _INTERLEAVE,
         _SWIZZLES[swizzle_bytes],
         _PROMOTION,
         _FILL,
     )
-    what = f"tensor map: {dtype} {shape} strides {strides} box {box} swizzle {swizzle_bytes}"
-    return ctypes.string_at(call(what, result).getPtr(), TENSOR_MAP_BYTES)
+    if result[0]:
+        what = f"tensor map: {dtype} {shape} strides {strides} box {box} swizzle {swizzle_bytes}"
+        raise error(what, result[0])
+    return ctypes.string_at(result[1].getPtr(), TENSOR_MAP_BYTES)
+
+
+# A call with new addresses mostly has shapes seen before: the driver's number objects, which take
+# longer to make than a map takes to encode, are kept.
+@functools.lru_cache(maxsize=_MAPS_KEPT)
+def _geometry(
+    shape: tuple[int, ...], strides: tuple[int, ...], item_bytes: int
+) -> tuple[list[Any], list[Any]]:
+    steps = outer_strides(shape, strides, item_bytes)
+    return [cuda.cuuint64_t(x) for x in shape], [cuda.cuuint64_t(x) for x in steps]
+
+
+@functools.lru_cache(maxsize=_MAPS_KEPT)
+def _box(box: tuple[int, ...]) -> tuple[list[Any], list[Any]]:
+    return [cuda.cuuint32_t(x) for x in box], [cuda.cuuint32_t(1)] * len(box)
 
 
 def outer_strides(

@@ -176,17 +176,20 @@ class Launcher:
 
     def _prepare(self, key: tuple[Any, ...], args: Sequence[Any]) -> _Block:
         gpu = driver.device(self._device_of(args))
-        with driver.made_current(gpu), driver.capture_relaxed():
-            with self._lock:
-                loaded = self._loaded.get(gpu.index)
-                if loaded is None:
-                    loaded = self._loaded[gpu.index] = _load(self.module, self._cubin, gpu)
+        with driver.made_current(gpu):
+            loaded = self._loaded.get(gpu.index) or self._load(gpu)
             block = _pack(loaded, [_packed(param, args) for param in self.module.params])
         with self._lock:
             while len(self._blocks) >= _BLOCKS_KEPT:
                 self._blocks.pop(next(iter(self._blocks)))
             self._blocks[key] = block
         return block
+
+    def _load(self, gpu: driver.Device) -> _Loaded:
+        with self._lock, driver.capture_relaxed():
+            if gpu.index not in self._loaded:
+                self._loaded[gpu.index] = _load(self.module, self._cubin, gpu)
+            return self._loaded[gpu.index]
 
     def _device_of(self, args: Sequence[Any]) -> int:
         devices = {arg.device: at for at, arg in enumerate(args) if type(arg) is ArrayView}
