@@ -75,6 +75,34 @@ ret;
     return module(text, params=(PointerParam("out", 0),))
 
 
+def wgmma(between: str = "") -> PtxModule:
+    """One wgmma; `between` stands after it and before its wait, at line 4 of kernel.py."""
+    text = f"""{HEAD.format(target="sm_90a")}
+.file 1 "kernel.py"
+.visible .entry kernel(.param .u64 out)
+.maxntid 128, 1, 1
+{{
+.reg .b64 %p<2>;
+.reg .f32 %f<4>;
+.loc 1 2 0
+ld.param.u64 %p0, [out];
+mov.b64 %p1, 0;
+.loc 1 3 0
+wgmma.fence.sync.aligned;
+wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 \
+{{%f0, %f1, %f2, %f3}}, %p1, %p1, 0, 1, 1, 0, 0;
+wgmma.commit_group.sync.aligned;
+.loc 1 4 0
+{between}
+.loc 1 5 0
+wgmma.wait_group.sync.aligned 0;
+st.global.f32 [%p0], %f0;
+ret;
+}}
+"""
+    return module(text, params=(PointerParam("out", 0),))
+
+
 def scale(*, cluster: int = 1) -> PtxModule:
     """x[i] = x[i] * factor for fp32 x of any length and stride, by a persistent grid."""
     text = f"""{HEAD.format(target="sm_90a")}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.ptx_texts import copy_tile, scale, spilling, tiny
+from runtime.ptx_texts import copy_tile, scale, spilling, tiny, wgmma
 from tilecat.errors import ArchError, ResourceError, TileError
 from tilecat.runtime import assembler, cache, compile, deferred, ptxas_log
 
@@ -164,6 +164,17 @@ def test_assemble_rejects_lost_performance_at_the_users_line():
         assert (caught.value.loc.file, caught.value.loc.line) == ("kernel.py", 3)
         assert "min_blocks" in text
     assert compile.assemble(tiny(body=body, limits=MINIMUM)).spill_bytes == 0
+
+
+def test_assemble_rejects_a_wait_put_in_for_an_early_read():
+    assert compile.assemble(wgmma()).spill_bytes == 0
+    with pytest.raises(ResourceError) as caught:
+        compile.assemble(wgmma("st.global.f32 [%p0+4], %f1;"))
+    text = str(caught.value)
+    assert "(C7517) wgmma.wait_group is injected" in text
+    assert "PTX line 19: st.global.f32 [%p0+4], %f1;" in text
+    assert caught.value.loc.line == 4
+    assert "between the mma and its wait" in text
 
 
 def test_assemble_shows_refused_ptx_at_the_users_line():

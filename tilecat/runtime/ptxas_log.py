@@ -13,7 +13,10 @@ _REGISTERS = re.compile(r"Used (\d+) registers")
 _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 _REFUSAL = re.compile(r"^ptxas (?P<file>.+), line (?P<line>\d+); (?:error|fatal)\s*: (?P<text>.*)$")
 _FATAL = re.compile(r"^ptxas (?:error|fatal)\s*: (?P<text>.*)$")
-_LOSS = re.compile(r"(?P<text>(?:\(C\d+\) )?Potential Performance Loss: .*)$")
+# C75xx are remarks on wgmma and setmaxnreg. Not all say "Potential Performance Loss": C7517, a wait
+# put in where a result is read too early, does not (ptxas 13.5).
+_LOSS = re.compile(r"(?P<text>(?:\(C75\d\d\)|(?:\(C\d+\) )?Potential Performance Loss: ).*)$")
+_AROUND = re.compile(r"around line (\d+)")
 _FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"([^"]*)"', re.MULTILINE)
 _LOC = re.compile(r"^\s*\.loc\s+(\d+)\s+(\d+)(?:\s+(\d+))?")
 _ARCH_WORDS = ("not supported on .target", "requires .target", "cannot be compiled")
@@ -47,7 +50,7 @@ def usage(log: str) -> Usage:
 
 
 def losses(log: str) -> tuple[str, ...]:
-    """The lines by which ptxas says that it gave up on wgmma's overlap or on setmaxnreg (C75xx)."""
+    """The remarks by which ptxas says that it gave up wgmma's overlap or setmaxnreg (C75xx)."""
     found = (_LOSS.search(line) for line in log.splitlines())
     return tuple(dict.fromkeys(match["text"].strip() for match in found if match))
 
@@ -91,7 +94,7 @@ def check(module: PtxModule, log: str) -> None:
     """Refuse a cubin for which ptxas gave up overlap or register reallocation.
 
     Raises:
-        ResourceError: the log has a "Potential Performance Loss".
+        ResourceError: the log has one of `losses`.
     """
     for text in losses(log):
         raise _loss_error(module, text)
@@ -140,10 +143,7 @@ def _kind_of(text: str, module: PtxModule) -> tuple[type[TileError], str | None]
 
 
 def _loss_error(module: PtxModule, text: str) -> ResourceError:
-    words = re.findall(r"'([a-z][\w.:]*)'|\b(wgmma(?:\.\w+)?|setmaxnreg)\b", text)
-    names = [name for pair in words for name in pair if name and name != module.entry]
-    lines = (first_line_with(module.text, name) for name in names)
-    line = next((line for line in lines if line is not None), None)
+    line = _loss_line(module, text)
     message = f"assemble: ptxas gave up performance in kernel {module.entry}: {text}"
     loc = None
     if line is not None:
@@ -152,9 +152,20 @@ def _loss_error(module: PtxModule, text: str) -> ResourceError:
     return ResourceError(message, loc=loc, hint=_loss_hint(text))
 
 
+def _loss_line(module: PtxModule, text: str) -> int | None:
+    """The PTX line that a remark names, or the first with the instruction it names."""
+    around = _AROUND.search(text)
+    if around and int(around[1]) <= module.text.count("\n") + 1:
+        return int(around[1])
+    words = re.findall(r"'([a-z][\w.:]*)'|\b(wgmma(?:\.\w+)?|setmaxnreg)\b", text)
+    names = [name for pair in words for name in pair if name and name != module.entry]
+    lines = (first_line_with(module.text, name) for name in names)
+    return next((line for line in lines if line is not None), None)
+
+
 def _loss_hint(text: str) -> str:
     if "setmaxnreg" in text:
         return "the entry's register count must be known: give the kernel min_blocks"
-    if "register" in text:
+    if "insufficient register" in text:
         return "use a smaller accumulator tile, or more consumer warpgroups"
     return "do not touch the accumulator between the mma and its wait"
