@@ -184,7 +184,7 @@ def test_assemble_shows_refused_ptx_at_the_users_line():
     assert "Arguments mismatch for instruction 'add'" in text
     assert "PTX line 16: add.s32 %r1, %r1;" in text
     assert "PTX line 17: frobnicate.b32 %r2;" in text
-    assert (caught.value.loc.line, caught.value.loc.col) == (3, 8)
+    assert (caught.value.loc.line, caught.value.loc.col) == (3, 7)  # .loc counts from 1
 
 
 def test_assemble_shows_a_syntax_error():

@@ -1,13 +1,19 @@
-"""A module's parameters on the PTX machine."""
+"""A module's parameters on the PTX machine: against a stand-in, and on the machine itself."""
 
 from types import SimpleNamespace
 
+import ml_dtypes
 import numpy as np
 import pytest
 
+import tilecat.sim
 from runtime.ptx_texts import copy_tile, scale
 from tilecat.errors import ResourceError
 from tilecat.runtime import arrays, machine
+
+on_machine = pytest.mark.skipif(
+    not hasattr(tilecat.sim, "run"), reason="the PTX machine is not complete"
+)
 
 
 class Recorder(SimpleNamespace):
@@ -74,3 +80,29 @@ def test_launch_refuses_arrays_on_the_gpu(sim):
     x = arrays.ArrayView("cuda:0", 256, (4,), (1,), "f32", False, None)
     with pytest.raises(ResourceError, match="must be in CPU memory, got argument 0 on cuda:0"):
         machine.launch(scale(), [x, 1.0])
+
+
+@on_machine
+@pytest.mark.parametrize("step", [1, 3])
+def test_machine_runs_a_strided_kernel_in_place(step):
+    x = np.arange(1000, dtype=np.float32)
+    expected = x.copy()
+    expected[1::step] *= 2.5
+    result = machine.launch(scale(), [arrays.view(x[1::step]), 2.5])
+    assert not result.reports
+    np.testing.assert_array_equal(x, expected)
+
+
+@on_machine
+@pytest.mark.parametrize(("rows", "cols"), [(64, 64), (50, 40), (1, 64)])
+@pytest.mark.parametrize(("swizzle_bytes", "box_cols"), [(128, 64), (64, 32), (0, 64)])
+def test_machine_copies_a_tile_through_tensor_maps(rows, cols, swizzle_bytes, box_cols):
+    rng = np.random.default_rng(0)
+    src = rng.standard_normal((rows, 72)).astype(ml_dtypes.bfloat16)[:, :cols]
+    dst = np.full((rows + 1, 72), -1, ml_dtypes.bfloat16)
+    module = copy_tile(cols=box_cols, swizzle_bytes=swizzle_bytes)
+    result = machine.launch(module, [arrays.view(src), arrays.view(dst[:rows, :cols])], grid=1)
+    assert not result.reports
+    width = min(cols, box_cols)
+    np.testing.assert_array_equal(dst[:rows, :width], src[:, :width])
+    assert (dst[rows:] == -1).all() and (dst[:, width:] == -1).all()

@@ -225,7 +225,7 @@ def _view_dlpack(x: Any) -> ArrayView:
         raise _dtype_error(found.dtype)
     shape = tuple(found.shape)
     strides = tuple(found.strides) if found.strides is not None else _contiguous(shape)
-    return ArrayView(_CUDA[index], found.ptr, shape, strides, name, found.readonly, (x, found))
+    return ArrayView(_CUDA[index], found.ptr, shape, strides, name, found.readonly, x)
 
 
 def _as_numpy_dtype(dtype: Any, fallback: Any) -> Any:

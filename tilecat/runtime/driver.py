@@ -19,6 +19,7 @@ from .arrays import ITEM_BYTES, TMA_ALIGN_BYTES, ArrayView, tma_ok
 
 TENSOR_MAP_BYTES = 128
 _MAPS_KEPT = 1024
+_DEFAULT_STREAM = 1  # the legacy default stream, as DLPack's __dlpack__(stream=) names it
 
 _TYPES = cuda.CUtensorMapDataType
 # Element codes of a tensor map (cuda.h, CUtensorMapDataType). 8-bit floats travel as bytes.
@@ -205,10 +206,13 @@ def device_of_pointer(pointer: int) -> int:
 
 
 def view_dlpack(x: Any) -> Any:
-    """A DLPack producer's CUDA memory: an object with ptr, shape, strides, dtype, readonly."""
+    """A DLPack producer's CUDA memory: an object with ptr, shape, strides, dtype, readonly.
+
+    The producer orders its work before the default stream's, on which such arrays are launched.
+    """
     from cuda.core.utils import StridedMemoryView  # 0.1 s, and only for this kind of array
 
-    return StridedMemoryView.from_dlpack(x, stream_ptr=-1)
+    return StridedMemoryView.from_dlpack(x, stream_ptr=_DEFAULT_STREAM)
 
 
 def tensor_map(

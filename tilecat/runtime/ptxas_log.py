@@ -77,7 +77,8 @@ def source_loc(text: str, line: int) -> Loc | None:
     for ptx_line in reversed(text.splitlines()[:line]):
         match = _LOC.match(ptx_line)
         if match and match[1] in files:
-            return Loc(files[match[1]], int(match[2]), int(match[3] or 0))
+            # PTX counts columns from 1 (PTX ISA 11.5.2), Loc from 0.
+            return Loc(files[match[1]], int(match[2]), max(int(match[3] or 0) - 1, 0))
     return None
 
 
