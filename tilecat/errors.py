@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import linecache
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from types import CodeType, FrameType
 
@@ -37,6 +39,7 @@ class Loc:
         return f"{self.file}:{self.line}"
 
 
+@lru_cache(maxsize=None)
 def is_user_file(path: str) -> bool:
     """Whether a source file is the user's: outside the package, or one of its kernels."""
     if path.startswith("<"):
@@ -54,17 +57,32 @@ def _column(code: CodeType, lasti: int) -> int:
     return 0
 
 
-def user_frame() -> FrameType | None:
-    """The innermost frame on the stack whose file is the user's."""
+def user_frame(boundary: CodeType | None = None) -> FrameType | None:
+    """The innermost frame on the stack whose file is the user's, up to a boundary."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not is_user_file(frame.f_code.co_filename):
+        if frame.f_code is boundary:
+            return None
         frame = frame.f_back
     return frame
 
 
-def caller_loc() -> Loc | None:
-    """The user's line that is being executed, or None outside any."""
-    frame = user_frame()
+# Who knows the line when a rule breaks: the innermost tracer, if any (pushed by the builder).
+LOCATORS: list[Callable[[], Loc | None]] = []
+
+
+def current_loc() -> Loc | None:
+    """The line an error belongs to: the tracer's, else the caller's."""
+    return LOCATORS[-1]() if LOCATORS else caller_loc()
+
+
+def caller_loc(boundary: CodeType | None = None) -> Loc | None:
+    """The user's line that is being executed, or None outside any.
+
+    Args:
+        boundary: code of a function whose callers do not count.
+    """
+    frame = user_frame(boundary)
     if frame is None:
         return None
     code = frame.f_code
@@ -82,7 +100,7 @@ class TileError(Exception):
 
     def __init__(self, message: str, *, loc: Loc | None = None, hint: str | None = None):
         self.message = message
-        self.loc = loc if loc is not None else caller_loc()
+        self.loc = loc if loc is not None else current_loc()
         self.hint = hint
         super().__init__(self._render())
 

@@ -1,0 +1,198 @@
+"""A call's arrays against a kernel's signature: dtypes, extents, devices, strides, memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from .dtypes import DType, DTypeVar, by_name
+from .errors import DTypeError, LayoutError, ResourceError
+from .language.kernel import Signature, Specialization, TensorSpec, complete_params
+from .runtime.arrays import ArrayView, overlaps, tma_ok
+from .tiles import GlobalType
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A call that fits its signature.
+
+    Args:
+        signature: the kernel's.
+        specialization: what to compile.
+        device: "cpu" or "cuda:N".
+        extents: by dim name.
+    """
+
+    signature: Signature
+    specialization: Specialization
+    device: str
+    extents: tuple[tuple[str, int], ...]
+    empties: tuple[int, ...]
+
+    def empty(self, outputs: tuple[int, ...]) -> bool:
+        """Whether every output has no element."""
+        return bool(outputs) and all(index in self.empties for index in outputs)
+
+    def check_memory(self, views: list[Any], outputs: tuple[int, ...]) -> None:
+        """Outputs may be written, and share no memory with any other argument.
+
+        Raises:
+            LayoutError: a read-only or overlapping output.
+        """
+        for index in outputs:
+            out = views[index]
+            name = self.signature.args[index][0]
+            if out.readonly:
+                raise LayoutError(f"{self.signature.name}: {name} is written, got a read-only array")
+            for other, candidate in enumerate(views):
+                if other == index or type(candidate) is not ArrayView:
+                    continue
+                if _may_overlap(out, candidate) and overlaps(out, candidate):
+                    raise LayoutError(
+                        f"{self.signature.name}: {name} is written and must share no memory with "
+                        f"other arguments, got memory of {self.signature.args[other][0]}",
+                        hint="write to a new array",
+                    )
+
+
+def _may_overlap(a: ArrayView, b: ArrayView) -> bool:
+    """Whether the address spans meet: all that a call with separate arrays pays for."""
+    return a.ptr < b.ptr + _span(b) and b.ptr < a.ptr + _span(a)
+
+
+def _span(view: ArrayView) -> int:
+    last = sum((n - 1) * abs(s) for n, s in zip(view.shape, view.strides, strict=True)) + 1
+    return last * (by_name(view.dtype).bits // 8)
+
+
+def bind(signature: Signature, views: list[Any], params: dict[str, Any]) -> Bound:
+    """Checks a call's arguments and finds its specialisation.
+
+    Raises:
+        LayoutError: number of arguments, ranks, extents.
+        DTypeError: element types.
+        ResourceError: arrays on different devices.
+    """
+    name = signature.name
+    if len(views) != len(signature.args):
+        wanted = ", ".join(n for n, _ in signature.args)
+        raise LayoutError(
+            f"{name}: takes {len(signature.args)} arguments ({wanted}), got {len(views)}"
+        )
+    for view, (arg, kind) in zip(views, signature.args, strict=True):
+        _check_kind(name, arg, kind, view)
+    extents = _extents(signature, views)
+    dims = {k: v for k, v in extents.items() if k in dict(signature.params)}
+    for key, value in dims.items():
+        if key in params and params[key] != value:
+            raise LayoutError(f"{name}: parameter {key}={params[key]} but the arrays have {value}")
+    complete = complete_params(signature, {**params, **dims})
+    _check_dtypes(signature, views)
+    tensors = tuple(_spec(kind, views[i], dims) for i, _, kind in signature.tensors)
+    empties = tuple(i for i, _, _ in signature.tensors if 0 in views[i].shape)
+    return Bound(
+        signature,
+        Specialization(tensors, tuple(complete.items())),
+        _device(signature, views),
+        tuple(extents.items()),
+        empties,
+    )
+
+
+def _check_kind(name: str, arg: str, kind: GlobalType | DType, view: Any) -> None:
+    if isinstance(kind, GlobalType):
+        if not isinstance(view, ArrayView):
+            raise LayoutError(f"{name}: {arg} is a tensor {kind}, got {view!r}")
+        if len(view.shape) != kind.rank:
+            raise LayoutError(
+                f"{name}: {arg} has {kind.rank} axes ({', '.join(map(str, kind.dims))}), "
+                f"got shape {view.shape}"
+            )
+    elif isinstance(view, ArrayView) or isinstance(view, bool):
+        raise DTypeError(f"{name}: {arg} is a scalar ({kind.name}), got {view!r}")
+    elif kind.name != "f32" and not isinstance(view, int):
+        raise DTypeError(f"{name}: {arg} is an integer ({kind.name}), got {view!r}")
+
+
+def _extents(signature: Signature, views: list[Any]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    owner: dict[str, str] = {}
+    for index, arg, kind in signature.tensors:
+        for dim, extent in zip(kind.dims, views[index].shape, strict=True):
+            if isinstance(dim, int):
+                if dim != extent:
+                    raise LayoutError(
+                        f"{signature.name}: {arg} has shape {views[index].shape}, wanted {kind}"
+                    )
+                continue
+            if found.setdefault(dim, extent) != extent:
+                raise LayoutError(
+                    f"{signature.name}: extent {dim} must agree, got {owner[dim]} with "
+                    f"{dim}={found[dim]} and {arg} with {dim}={extent} "
+                    f"(shapes {_shapes(signature, views)})",
+                    hint=f"{arg} is {kind}",
+                )
+            owner.setdefault(dim, arg)
+    return found
+
+
+def _shapes(signature: Signature, views: list[Any]) -> str:
+    return ", ".join(f"{arg}={views[i].shape}" for i, arg, _ in signature.tensors)
+
+
+def _check_dtypes(signature: Signature, views: list[Any]) -> None:
+    chosen: dict[str, tuple[str, str]] = {}
+    for index, arg, kind in signature.tensors:
+        got = views[index].dtype
+        choices = kind.dtype.choices if isinstance(kind.dtype, DTypeVar) else (kind.dtype,)
+        if got not in [c.name for c in choices]:
+            raise DTypeError(
+                f"{signature.name}: {arg} is {' or '.join(c.name for c in choices)}, got {got}",
+                hint=f"convert {arg} to {choices[0].torch}",
+            )
+        if isinstance(kind.dtype, DTypeVar):
+            first = chosen.setdefault(kind.dtype.name, (arg, got))
+            if first[1] != got:
+                raise DTypeError(
+                    f"{signature.name}: {first[0]} and {arg} have one dtype, "
+                    f"got {first[0]}={first[1]} and {arg}={got}"
+                )
+
+
+def _spec(kind: GlobalType, view: ArrayView, static: dict[str, int]) -> TensorSpec:
+    rank = kind.rank
+    row = tuple(range(rank - 1, -1, -1))
+    extents = tuple(static.get(d) if isinstance(d, str) else d for d in kind.dims)
+    if tma_ok(view, row) is None:
+        return TensorSpec(view.dtype, "row", True, extents)
+    if rank >= 2 and tma_ok(view, (rank - 2, rank - 1, *row[2:])) is None:
+        return TensorSpec(view.dtype, "col", True, extents)
+    return TensorSpec(view.dtype, "row", rank == 1, extents)
+
+
+def _device(signature: Signature, views: list[Any]) -> str:
+    devices = {arg: views[i].device for i, arg, _ in signature.tensors}
+    if len(set(devices.values())) > 1:
+        listing = ", ".join(f"{k} on {v}" for k, v in devices.items())
+        raise ResourceError(
+            f"{signature.name}: all arrays are on one device, got {listing}",
+            hint="move them with .to(device)",
+        )
+    return next(iter(devices.values()), "cpu")
+
+
+def default_specialization(
+    signature: Signature, params: dict[str, Any], dtype: DType | None
+) -> Specialization:
+    """Row-major tensors that TMA can reach, dtype parameters at their first choice or `dtype`."""
+    tensors = []
+    for _, _, kind in signature.tensors:
+        chosen = kind.dtype
+        if isinstance(chosen, DTypeVar):
+            chosen = chosen.choices[0] if dtype is None else chosen.check(dtype)
+        static = tuple(
+            d if isinstance(d, int) else params.get(d) if d in dict(signature.params) else None
+            for d in kind.dims
+        )
+        tensors.append(TensorSpec(chosen.name, "row", True, static))
+    return Specialization(tuple(tensors), tuple(params.items()))

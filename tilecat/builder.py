@@ -1,0 +1,169 @@
+"""The builder: records ops of the kernel being traced, checks them as they come, drops duplicates."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import CodeType
+from typing import Any
+
+from .arch import Arch
+from .errors import LOCATORS, Loc, ScopeError, TileError, caller_loc
+from .ir import Block, Kernel, Op, Scope, Value
+
+_ASSIGNED = re.compile(r"^\s*([A-Za-z_]\w*)\s*(?:\+|-|\*|/)?=[^=]")
+_STACK: list[Builder] = []
+
+
+class Builder:
+    """Records one kernel.
+
+    Args:
+        kernel: where the ops go.
+        arch: the target, for what depends on its limits.
+        boundary: code of the function that runs the trace; its callers are not the kernel.
+    """
+
+    def __init__(self, kernel: Kernel, arch: Arch, boundary: CodeType | None = None):
+        self.kernel = kernel
+        self.arch = arch
+        self.boundary = boundary
+        self.block = kernel.body
+        self.scope = Scope.CTA
+        self.default_loc = kernel.loc
+        self.finalizers: list[Any] = []
+        self.broken: TileError | None = None
+        self._seen: dict[int, dict[tuple[Any, ...], Op]] = {}
+
+    @contextmanager
+    def tracing(self) -> Iterator[Builder]:
+        """Makes this the builder that ops find."""
+        _STACK.append(self)
+        LOCATORS.append(self.loc)
+        try:
+            yield self
+        finally:
+            LOCATORS.pop()
+            _STACK.pop()
+
+    @contextmanager
+    def within(self, block: Block, scope: Scope | None = None) -> Iterator[Block]:
+        """Records into `block`, executed by `scope`."""
+        saved = self.block, self.scope
+        self.block, self.scope = block, scope or self.scope
+        try:
+            yield block
+        finally:
+            self.block, self.scope = saved
+
+    @contextmanager
+    def located(self, loc: Loc | None) -> Iterator[None]:
+        """Gives ops recorded outside any user's frame the line `loc`."""
+        saved = self.default_loc
+        self.default_loc = loc or saved
+        try:
+            yield
+        finally:
+            self.default_loc = saved
+
+    def child(self) -> Block:
+        """A new block nested in the current one."""
+        return Block(self.block)
+
+    def loc(self) -> Loc | None:
+        """The user's line on the stack, or the line template code stands for."""
+        return caller_loc(self.boundary) or self.default_loc
+
+    def check_unbroken(self) -> None:
+        """Raises the error of a run-time loop left by `break`."""
+        if self.broken is not None:
+            error, self.broken = self.broken, None
+            raise error
+
+    def add(self, op: Op) -> Op:
+        """Records an op: scope and dominance checked, types inferred, duplicates dropped."""
+        self.check_unbroken()
+        mine = caller_loc(self.boundary)
+        op.loc = mine or self.default_loc
+        op.scope = self.scope
+        self._check_scope(op)
+        for value in op.operands():
+            self._check_visible(op, value)
+        if op.pure:
+            known = self._find(op)
+            if known is not None:
+                return known
+        types = op.infer()
+        name = assigned_name(mine)
+        op.results = tuple(Value(t, name, op.loc) for t in types)
+        for value in op.results:
+            value.block, value.op = self.block, op
+        self.block.ops.append(op)
+        if op.pure:
+            self._seen.setdefault(id(self.block), {})[op.key()] = op
+        return op
+
+    def _find(self, op: Op) -> Op | None:
+        key = op.key()
+        block: Block | None = self.block
+        while block is not None:
+            found = self._seen.get(id(block), {}).get(key)
+            if found is not None:
+                return found
+            block = block.parent
+        return None
+
+    def _check_scope(self, op: Op) -> None:
+        if op.scopes and self.scope not in op.scopes:
+            wanted = " or ".join(s.value for s in op.scopes)
+            raise ScopeError(
+                f"{op_name(op)}: must be executed by a {wanted}, got scope={self.scope.value}",
+                loc=op.loc,
+                hint=f"call it where a {wanted} runs: in a consumer's hole of the pipeline",
+            )
+
+    def _check_visible(self, op: Op, value: Value) -> None:
+        if value.block is not None and not self.block.inside(value.block):
+            made = f" (made at {value.loc})" if value.loc else ""
+            raise ScopeError(
+                f"{op_name(op)}: uses a value made inside a tc.range or tc.when that has "
+                f"ended, got {value!r}{made}",
+                loc=op.loc,
+                hint="make the tile before the block, or a tc.var, and write to it inside",
+            )
+
+
+def assigned_name(loc: Loc | None) -> str:
+    """The name a line assigns to (`acc = ...`), or an empty string."""
+    match = _ASSIGNED.match(loc.text) if loc is not None else None
+    return match[1] if match else ""
+
+
+def op_name(op: Op) -> str:
+    """The op's name as users write it: CamelCase to snake_case."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(op).__name__).lower()
+
+
+def current() -> Builder:
+    """The builder of the kernel being traced.
+
+    Raises:
+        ScopeError: outside a kernel.
+    """
+    if not _STACK:
+        raise ScopeError(
+            "tilecat ops run only while a kernel is traced, got a call outside any kernel",
+            hint="put the call in a function decorated with @tc.kernel",
+        )
+    return _STACK[-1]
+
+
+def add(op: Op) -> Op:
+    """Records an op in the kernel being traced."""
+    return current().add(op)
+
+
+def tracing() -> bool:
+    """Whether a kernel is being traced."""
+    return bool(_STACK)

@@ -1,0 +1,114 @@
+"""Shared memory and registers: what fits, and how much of a ring does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..arch import Arch
+from ..errors import ResourceError
+from ..ir import Block, Kernel, Op, Value
+from ..ops.control import RoleSection
+from ..ops.memory import AllocShared
+from ..ops.mma import Mma
+from ..ops.sync import AllocBarriers
+from ..tiles import RegTileType
+
+BARRIER_BYTES = 8  # PTX ISA 9.7.13.15.1: an mbarrier is a 64-bit object
+
+
+@dataclass(frozen=True)
+class SharedMap:
+    """Where each allocation lies.
+
+    Args:
+        offsets: byte offset from the shared base, by `id` of the allocating op.
+        used_bytes: bytes of all of them.
+        launch_bytes: dynamic shared memory of a launch: used, and the slack to align the base.
+    """
+
+    offsets: dict[int, int]
+    used_bytes: int
+    launch_bytes: int
+
+
+def place_shared(kernel: Kernel, arch: Arch) -> SharedMap:
+    """Lays out tiles, widest alignment first, then barriers.
+
+    Raises:
+        ResourceError: it does not fit; for a ring, says the largest depth that does.
+    """
+    allocs = [op for op in kernel.body.walk() if isinstance(op, AllocShared)]
+    allocs.sort(key=lambda op: -op.tile.layout.alignment)
+    offsets: dict[int, int] = {}
+    cursor = 0
+    for op in allocs:
+        align = op.tile.layout.alignment
+        cursor = -(-cursor // align) * align
+        offsets[id(op)] = cursor
+        cursor += op.copies * op.stride_bytes
+    cursor = -(-cursor // BARRIER_BYTES) * BARRIER_BYTES
+    for barrier in kernel.body.walk():
+        if isinstance(barrier, AllocBarriers):
+            offsets[id(barrier)] = cursor
+            cursor += barrier.count * BARRIER_BYTES
+    total = cursor + arch.limit("shared_base_align")
+    limit = arch.limit("shared_bytes_per_cta")
+    if total > limit:
+        raise ResourceError(
+            f"{kernel.name}: shared memory of a CTA on {arch.target} is {limit} bytes, "
+            f"got {total} bytes ({_breakdown(allocs)})",
+            loc=allocs[0].loc if allocs else kernel.loc,
+            hint=_largest_depth(kernel, allocs, total, limit),
+        )
+    return SharedMap(offsets, cursor, total)
+
+
+def _breakdown(allocs: list[AllocShared]) -> str:
+    return ", ".join(f"{op.name}={op.copies * op.stride_bytes}" for op in allocs)
+
+
+def _largest_depth(kernel: Kernel, allocs: list[AllocShared], total: int, limit: int) -> str:
+    stages = kernel.facts.get("stages")
+    stage_bytes = sum(op.per_stage * op.stride_bytes for op in allocs)
+    if stages and stage_bytes:
+        fits = (limit - (total - stages * stage_bytes)) // stage_bytes
+        if fits >= 1:
+            return f"stages={fits} is the largest ring that fits (a stage is {stage_bytes} bytes)"
+        return f"not even one stage of {stage_bytes} bytes fits: use smaller tiles"
+    return "use smaller tiles"
+
+
+def check_registers(kernel: Kernel, arch: Arch) -> None:
+    """Refuses roles whose live register tiles alone exceed their budget.
+
+    An estimate from below: accumulators and A fragments of each role, which must all live across
+    the mma. ptxas has the last word, and a spill there is an error too.
+
+    Raises:
+        ResourceError: with the tiles and the budget.
+    """
+    for op in kernel.body.ops:
+        if not isinstance(op, RoleSection):
+            continue
+        tiles = _mma_tiles(op.body)
+        need = sum(v.type.registers for v in tiles if isinstance(v.type, RegTileType))
+        budget = op.registers or arch.limit("registers_per_thread")
+        budget = min(budget, arch.limit("registers_per_thread"))
+        if need > budget:
+            listing = ", ".join(f"{v.name or 'tile'}: {v.type} = {v.type.registers}" for v in tiles)  # type: ignore[union-attr]
+            raise ResourceError(
+                f"{kernel.name}: a thread of the {op.name} has {budget} registers, "
+                f"got {need} in the tiles of its mma alone ({listing})",
+                loc=tiles[0].loc,
+                hint="use a smaller tile_n, or more consumers with smaller tiles",
+            )
+
+
+def _mma_tiles(block: Block) -> list[Value]:
+    found: dict[int, Value] = {}
+    ops: list[Op] = [op for op in block.walk() if isinstance(op, Mma)]
+    for op in ops:
+        for value in op.operands():
+            if isinstance(value.type, RegTileType):
+                found[id(value)] = value
+    return list(found.values())

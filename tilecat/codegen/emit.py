@@ -1,0 +1,108 @@
+"""The last step of code generation: the whole text, and the table of names that goes with it."""
+
+from __future__ import annotations
+
+from ..addresses import AddressTable, BarrierName, SharedRange, ThreadRole
+from ..check import CheckedKernel
+from ..ir import TensorArg
+from ..ops.memory import AllocShared
+from ..ops.sync import AllocBarriers
+from .module import (
+    ExtentParam,
+    Param,
+    PointerParam,
+    PtxModule,
+    ScalarParam,
+    StrideParam,
+    TensorMapParam,
+)
+from .writer import Writer
+
+
+def generate(checked: CheckedKernel) -> PtxModule:
+    """PTX of a checked kernel.
+
+    Args:
+        checked: what `check` returned; nothing else can be passed on.
+    """
+    writer = Writer(checked)
+    writer.block(checked.kernel.body)
+    kernel = checked.kernel
+    cluster = 1
+    return PtxModule(
+        text=_text(writer),
+        entry=kernel.name,
+        target=checked.arch.target,
+        threads=kernel.threads,
+        smem_bytes=checked.shared.launch_bytes,
+        cluster=cluster,
+        min_blocks=1,
+        params=tuple(writer.params),
+        table=_table(checked, writer),
+    )
+
+
+def _declare(param: Param) -> str:
+    if isinstance(param, TensorMapParam):
+        return f"    .param .align 64 .b8 {param.name}[128]"
+    kinds = {PointerParam: "u64", ExtentParam: "u32", StrideParam: "s64"}
+    kind = param.dtype if isinstance(param, ScalarParam) else kinds[type(param)]
+    return f"    .param .{kind} {param.name}"
+
+
+def _text(w: Writer) -> str:
+    kernel, arch = w.kernel, w.checked.arch
+    tensors = [a for a in kernel.args if isinstance(a, TensorArg)]
+    header = [
+        f"// {kernel.name}: "
+        + ", ".join(f"{a.name} {a.type}" for a in tensors)
+        + (f"; {', '.join(f'{k}={v}' for k, v in kernel.params.items())}" if kernel.params else ""),
+        f".version {arch.ptx_version}",
+        f".target {arch.target}",
+        ".address_size 64",
+        "",
+        *(f'.file {index} "{path}"' for path, index in w.files.items()),
+        ".extern .shared .align 1024 .b8 smem[];",
+        "",
+        f".visible .entry {kernel.name}(",
+        ",\n".join(_declare(p) for p in w.params),
+        ")",
+        f".maxntid {kernel.threads}, 1, 1",
+        ".minnctapersm 1",
+        "{",
+    ]
+    body = ["    // ---- once a thread", *w.prologue, *w.lines, "    ret;", "}", ""]
+    return "\n".join([*header, *w.declarations(), *body])
+
+
+def _table(checked: CheckedKernel, w: Writer) -> AddressTable:
+    shared: list[SharedRange] = []
+    barriers: list[BarrierName] = []
+    for op in checked.kernel.body.walk():
+        if isinstance(op, AllocShared):
+            shared += _ranges(op, checked.offset(op))
+        elif isinstance(op, AllocBarriers):
+            start = checked.offset(op)
+            barriers += [
+                BarrierName(start + 8 * i, f"{op.name}[{i}]", op.arrivals, op.expected_bytes)
+                for i in range(op.count)
+            ]
+    roles = tuple(ThreadRole(r.first, r.last, r.name) for r in checked.kernel.roles)
+    files = tuple((index, path) for path, index in w.files.items())
+    return AddressTable(tuple(shared), tuple(barriers), roles, files)
+
+
+def _ranges(op: AllocShared, start: int) -> list[SharedRange]:
+    found = []
+    for copy in range(op.copies):
+        stage = copy // op.per_stage if op.per_stage else None
+        inner = copy % op.per_stage if op.per_stage else copy
+        many = (op.per_stage or op.copies) > 1
+        name = f"{op.name}[{inner}]" if many else op.name
+        found.append(
+            SharedRange(
+                start + copy * op.stride_bytes, op.tile.layout.num_bytes, name,
+                op.tile.dtype.name, op.tile.rows, op.tile.cols, stage,
+            )
+        )  # fmt: skip
+    return found

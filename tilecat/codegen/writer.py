@@ -1,0 +1,393 @@
+"""Checked IR -> PTX text: registers and their names, parameters, addresses, labels, source lines.
+
+Tile elements are named virtual registers, so an accumulator never moves; ptxas allocates and
+schedules. What depends only on the thread's number is computed once, in the prologue.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from ..arch import MmaForm
+from ..check import CheckedKernel
+from ..errors import ArchError, Loc
+from ..ir import Block, Op, ScalarArg, Scope, TensorArg, Value
+from ..layouts import MatrixDescriptor
+from ..ptx import instructions as ptx
+from ..tiles import RegTileType, RegVecType, ScalarType
+from . import lanes
+from .module import ExtentParam, Param, PointerParam, ScalarParam, StrideParam, TensorMapParam
+
+REGISTER_KINDS = {
+    "s32": "b32", "u32": "b32", "b32": "b32", "f32": "f32", "pred": "pred",
+    "s64": "b64", "u64": "b64", "b64": "b64", "b16": "b16",
+}  # fmt: skip
+# Special registers, whose names a register may not take (PTX ISA section 10).
+RESERVED = frozenset({
+    "tid", "ntid", "laneid", "warpid", "nwarpid", "ctaid", "nctaid", "smid", "nsmid", "gridid",
+    "clusterid", "nclusterid", "clock", "clock_hi", "globaltimer", "pm", "envreg", "is",
+})  # fmt: skip
+ADDRESS_MASK = 0x3FFFF  # PTX ISA 9.7.15.5.1.2, matrix descriptor: 18 bits of a shared address
+
+
+class Address(NamedTuple):
+    """A shared address: a register and a static byte offset."""
+
+    base: str
+    offset: int
+
+
+class Writer:
+    """Writes one kernel.
+
+    Args:
+        checked: the kernel.
+    """
+
+    def __init__(self, checked: CheckedKernel):
+        self.checked = checked
+        self.kernel = checked.kernel
+        self.threads = checked.kernel.threads
+        self.params: list[Param] = []
+        self.files: dict[str, int] = {}
+        self.prologue: list[str] = []
+        self.lines: list[str] = []
+        self._out = self.lines
+        self._declared: list[str] = []
+        self._bases: set[str] = set(RESERVED)
+        self._names: dict[int, str] = {}
+        self._tiles: dict[int, tuple[str, ...]] = {}
+        self._places: dict[int, Address] = {}
+        self._invariants: dict[Any, str] = {}
+        self._labels = 0
+        self._loc: Loc | None = None
+
+    # ---- text
+
+    def line(self, text: str, pred: str | None = None) -> None:
+        """One instruction, under a predicate."""
+        guard = f"@{pred} " if pred else ""
+        self._out.append(f"    {guard}{text}")
+
+    def comment(self, text: str) -> None:
+        """A comment line."""
+        self._out.append(f"    // {text}")
+
+    def label(self, hint: str) -> str:
+        """A new label."""
+        self._labels += 1
+        return f"${hint}_{self._labels}"
+
+    def mark(self, label: str) -> None:
+        """Places a label."""
+        self._out.append(f"{label}:")
+
+    def at(self, loc: Loc | None) -> None:
+        """Following instructions belong to the user's line `loc`."""
+        if loc is None or (self._loc is not None and self._loc == loc):
+            return
+        self._loc = loc
+        index = self.files.setdefault(loc.file, len(self.files) + 1)
+        self._out.append(f"    .loc {index} {loc.line} {loc.col + 1}")
+
+    def block(self, block: Block) -> None:
+        """All ops of a block."""
+        for op in block.ops:
+            self.at(op.loc)
+            op.emit(self)
+
+    # ---- registers
+
+    def _unique(self, hint: str) -> str:
+        stem = re.sub(r"\W", "", hint) or "r"
+        stem = re.sub(r"[_\d]+$", "", stem) or "r"
+        name, count = stem, 1
+        while name in self._bases:
+            count += 1
+            name = f"{stem}{count}"
+        self._bases.add(name)
+        return name
+
+    def new(self, kind: str, hint: str = "r") -> str:
+        """A new register: kind b16, b32, b64, f32 or pred."""
+        name = f"%{self._unique(hint)}"
+        self._declared.append(f"    .reg .{REGISTER_KINDS[kind]} {name};")
+        return name
+
+    def define(self, value: Value) -> str:
+        """The register of a scalar result."""
+        if id(value) not in self._names:
+            assert isinstance(value.type, ScalarType), f"not a scalar: {value!r}"
+            self._names[id(value)] = self.new(value.type.dtype.name, value.name or "x")
+        return self._names[id(value)]
+
+    def alias(self, value: Value, register: str) -> None:
+        """Lets a scalar value live in a register that exists."""
+        self._names[id(value)] = register
+
+    def src(self, value: Any, dtype: str | None = None) -> str:
+        """Text of a scalar operand: a register, or an immediate of a dtype."""
+        if isinstance(value, Value):
+            return self._names[id(value)]
+        if dtype == "f32":
+            return ptx.f32_literal(float(value))
+        return str(int(value))
+
+    def regs(self, value: Value) -> tuple[str, ...]:
+        """The 32-bit registers of a tile or vector, in fragment order."""
+        if id(value) not in self._tiles:
+            kind = value.type
+            assert isinstance(kind, RegTileType | RegVecType), f"not in registers: {value!r}"
+            name = self._unique(value.name or "tile")
+            register = "f32" if kind.dtype.name == "f32" else "b32"
+            self._declared.append(f"    .reg .{register} %{name}_<{kind.registers}>;  // {kind}")
+            self._tiles[id(value)] = tuple(f"%{name}_{i}" for i in range(kind.registers))
+        return self._tiles[id(value)]
+
+    def predicate(self, value: Any) -> str:
+        """A predicate register for a run-time or constant condition."""
+        if isinstance(value, Value):
+            return self.src(value)
+        test = "eq" if value else "ne"
+        return self.invariant(
+            ("constant", bool(value)), "pred", "true" if value else "false",
+            lambda r: self.line(ptx.alu(f"setp.{test}.u32", r, 0, 0)),
+        )  # fmt: skip
+
+    # ---- what depends on the thread alone
+
+    def invariant(self, key: Any, kind: str, hint: str, build: Callable[[str], None]) -> str:
+        """A register computed once in the prologue."""
+        if key not in self._invariants:
+            register = self.new(kind, hint)
+            saved, self._out = self._out, []
+            build(register)
+            self.prologue += self._out
+            self._out = saved
+            self._invariants[key] = register
+        return self._invariants[key]
+
+    def tid(self) -> str:
+        """Thread number in the CTA."""
+        return self.invariant(
+            "tid", "b32", "thread", lambda r: self.line(ptx.alu("mov.u32", r, "%tid.x"))
+        )
+
+    def _bits(self, key: str, shift: int, mask: int) -> str:
+        def build(register: str) -> None:
+            source = self.tid()
+            if shift:
+                self.line(ptx.alu("shr.u32", register, source, shift))
+                source = register
+            self.line(ptx.alu("and.b32", register, source, mask))
+
+        self.tid()
+        return self.invariant(key, "b32", key, build)
+
+    def lane(self) -> str:
+        """Lane in the warp."""
+        return self._bits("lane", 0, 31)
+
+    def warp(self) -> str:
+        """Warp in the warpgroup."""
+        return self._bits("warp", 5, 3)
+
+    def lead(self) -> str:
+        """Predicate: first thread of its warpgroup."""
+        rank = self._bits("rank", 0, 127)
+        return self.invariant(
+            "lead", "pred", "lead", lambda r: self.line(ptx.alu("setp.eq.u32", r, rank, 0))
+        )
+
+    def lane_row(self) -> str:
+        """First row of a 64-row fragment this thread holds: 16 warp + lane / 4."""
+        lane, warp = self.lane(), self.warp()
+
+        def build(register: str) -> None:
+            self.line(ptx.alu("shr.u32", register, lane, 2))
+            self.line(ptx.alu("mad.lo.u32", register, warp, 16, register))
+
+        return self.invariant("lane_row", "b32", "lane_row", build)
+
+    def lane_col(self) -> str:
+        """First column of an 8-column fragment this thread holds: 2 (lane mod 4)."""
+        lane = self.lane()
+
+        def build(register: str) -> None:
+            self.line(ptx.alu("and.b32", register, lane, 3))
+            self.line(ptx.alu("shl.b32", register, register, 1))
+
+        return self.invariant("lane_col", "b32", "lane_col", build)
+
+    def elected(self, scope: Scope) -> str | None:
+        """Predicate that leaves one thread of the scope; None where one runs anyway."""
+        return None if scope is Scope.THREAD else self.lead()
+
+    def both(self, a: str | None, b: str | None) -> str | None:
+        """Predicate for both of two predicates."""
+        if a is None or b is None:
+            return a or b
+        register = self.new("pred", "both")
+        self.line(ptx.alu("and.pred", register, a, b))
+        return register
+
+    # ---- addresses
+
+    def smem(self) -> str:
+        """The shared base: start of dynamic shared memory, rounded up to the swizzle atom."""
+        align = self.checked.arch.limit("shared_base_align")
+
+        def build(register: str) -> None:
+            self.line(ptx.alu("mov.u32", register, "smem"))
+            self.line(ptx.alu("add.u32", register, register, align - 1))
+            self.line(ptx.alu("and.b32", register, register, -align))
+
+        return self.invariant("smem", "b32", "base", build)
+
+    def address(self, value: Value) -> Address:
+        """Where a shared tile starts."""
+        if id(value) not in self._places:
+            assert value.op is not None, "shared values come from ops"
+            self._places[id(value)] = Address(self.smem(), self.checked.offset(value.op))
+        return self._places[id(value)]
+
+    def place(self, value: Value, address: Address) -> None:
+        """Says where a view starts."""
+        self._places[id(value)] = address
+
+    def offset(self, address: Address, index: Any, stride: int) -> Address:
+        """The address `index` strides further on."""
+        if not isinstance(index, Value):
+            return Address(address.base, address.offset + int(index) * stride)
+        register = self.new("b32", "at")
+        self.line(ptx.alu("mad.lo.u32", register, self.src(index), stride, address.base))
+        return Address(register, address.offset)
+
+    def barrier(self, barriers: Value, index: Any) -> str:
+        """Address text of one mbarrier."""
+        assert barriers.op is not None, "barriers come from ops"
+        base = Address(self.smem(), self.checked.offset(barriers.op))
+        return self.text(self.offset(base, index, 8))
+
+    def text(self, address: Address, extra: int = 0) -> str:
+        """An address inside brackets."""
+        total = address.offset + extra
+        return f"{address.base}+{total}" if total else address.base
+
+    def materialize(self, address: Address) -> str:
+        """A register that holds an address."""
+        return self.add(address.base, address.offset)
+
+    def add(self, register: str, constant: int) -> str:
+        """A register plus a constant."""
+        if not constant:
+            return register
+        result = self.new("b32", "sum")
+        self.line(ptx.alu("add.s32", result, register, constant))
+        return result
+
+    def matrix_addresses(self, tile: Value) -> list[str]:
+        """Row addresses of each four-matrix `ldmatrix` or `stmatrix` of a 64-row tile."""
+        return lanes.matrix_addresses(self, tile)
+
+    def pair_addresses(self, tile: Value) -> list[str]:
+        """Addresses of each two-element access of a 64-row tile of 32-bit elements."""
+        return lanes.pair_addresses(self, tile)
+
+    # ---- matrix descriptors
+
+    def mma_form(self, op: Op, dtype: str, accumulator: str) -> MmaForm:
+        """The target's matrix instruction for these types."""
+        form = self.checked.arch.mma_form(dtype, accumulator)
+        if form is None:
+            raise ArchError(
+                f"mma: {self.checked.arch.target} has no {dtype} x {dtype} -> {accumulator}",
+                loc=op.loc,
+            )
+        return form
+
+    def descriptor_base(self, tile: Value, descriptor: MatrixDescriptor) -> str:
+        """Low word of the descriptor of a tile: address bits and leading offset."""
+        low = self.new("b32", "desc")
+        source = self.materialize(self.address(tile))
+        self.line(ptx.alu("and.b32", low, source, ADDRESS_MASK))
+        self.line(ptx.alu("shr.u32", low, low, 4))
+        self.line(ptx.alu("or.b32", low, low, descriptor.encode(0) & 0xFFFFFFFF))
+        return low
+
+    def descriptor(self, base: str, descriptor: MatrixDescriptor, step: int) -> str:
+        """The 64-bit descriptor of k-step `step`."""
+        low = self.add(base, descriptor.k_step_bytes(step) >> 4)
+        result = self.new("b64", "desc")
+        self.line(ptx.alu("mov.b64", result, ptx.vector((low, str(descriptor.encode(0) >> 32)))))
+        return result
+
+    # ---- parameters
+
+    def _param(self, key: Any, kind: str, hint: str, make: Callable[[str], Param]) -> str:
+        def build(register: str) -> None:
+            param = make(f"{hint}{sum(p.name.startswith(hint) for p in self.params) or ''}")
+            self.params.append(param)
+            if isinstance(param, TensorMapParam):
+                self.line(ptx.alu("mov.b64", register, param.name))
+                self.line(ptx.alu("cvta.param.u64", register, register))
+            else:
+                self.line(ptx.ld_param(_param_kind(param), register, param.name))
+
+        return self.invariant(key, kind, hint, build)
+
+    def tensor_map(
+        self, arg: TensorArg, dims: tuple[int, ...], box: tuple[int, ...], swizzle_bytes: int
+    ) -> str:
+        """Register with the generic address of a tensor map."""
+        key = ("map", arg.index, dims, box, swizzle_bytes)
+        return self._param(
+            key, "b64", f"map_{arg.name}",
+            lambda name: TensorMapParam(name, arg.index, dims, box, swizzle_bytes),
+        )  # fmt: skip
+
+    def extent(self, arg: TensorArg, dim: int) -> str:
+        """Register (or number) with an extent."""
+        if arg.static and arg.static[dim] is not None:
+            return str(arg.static[dim])
+        hint = f"{arg.name}_{arg.type.dims[dim]}"
+        return self._param(
+            ("extent", arg.index, dim), "b32", hint, lambda n: ExtentParam(n, arg.index, dim)
+        )
+
+    def stride(self, arg: TensorArg, dim: int) -> str:
+        """Register with a stride in elements."""
+        hint = f"{arg.name}_stride_{arg.type.dims[dim]}"
+        return self._param(
+            ("stride", arg.index, dim), "b64", hint, lambda n: StrideParam(n, arg.index, dim)
+        )
+
+    def pointer(self, arg: TensorArg) -> str:
+        """Register with the global address of a tensor."""
+        return self._param(
+            ("pointer", arg.index), "b64", f"ptr_{arg.name}", lambda n: PointerParam(n, arg.index)
+        )
+
+    def scalar_argument(self, arg: ScalarArg) -> str:
+        """Register with a scalar argument."""
+        return self._param(
+            ("scalar", arg.index), arg.dtype, f"arg_{arg.name}",
+            lambda n: ScalarParam(n, arg.index, arg.dtype),
+        )  # fmt: skip
+
+    def declarations(self) -> list[str]:
+        """All register declarations."""
+        return self._declared
+
+
+def _param_kind(param: Param) -> str:
+    if isinstance(param, ExtentParam):
+        return "u32"
+    if isinstance(param, PointerParam):
+        return "u64"
+    if isinstance(param, StrideParam):
+        return "s64"
+    assert isinstance(param, ScalarParam), "tensor maps are not loaded"
+    return param.dtype

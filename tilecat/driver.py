@@ -1,0 +1,283 @@
+"""From a decorated function to a run: trace, check, emit, assemble, then launch or simulate.
+
+The stages are one flat list, and one can stop after any of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from .arch import DEFAULT_TARGET, arch_of
+from .binding import Bound, bind, default_specialization
+from .check import CheckedKernel, check
+from .codegen.emit import generate
+from .codegen.module import PtxModule
+from .errors import ResourceError, SyncError
+from .ir import Access, Kernel
+from .language.kernel import (
+    Signature,
+    Specialization,
+    complete_params,
+    signature_of,
+    trace,
+)
+from .ops.memory import StoreVector
+from .ops.tma import CopyByThreads, TmaStore
+from .runtime import compile as runtime_compile
+from .runtime import deferred
+from .runtime.arrays import ArrayView, view
+from .runtime.disassemble import disassemble
+
+STAGES = ("ir", "ptx", "sass")
+MAX_PREPARED = 1024  # call shapes remembered by one kernel
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What one compiled kernel uses.
+
+    Args:
+        registers: a thread, at launch (`setmaxnreg` moves them between roles after).
+        spill_bytes: 0 in every kernel that assembles.
+        shared_bytes: dynamic shared memory of a CTA.
+        threads: of a CTA.
+    """
+
+    registers: int
+    spill_bytes: int
+    shared_bytes: int
+    threads: int
+
+
+class Compiled:
+    """One specialisation of a kernel, compiled for one target as far as it is asked.
+
+    Attributes:
+        kernel: the IR.
+        module: the PTX text, its parameters and names for its addresses.
+    """
+
+    def __init__(self, kernel: Kernel, checked: CheckedKernel, module: PtxModule):
+        self.kernel = kernel
+        self.checked = checked
+        self.module = module
+        self.outputs = _written(kernel)
+        self._launcher: Any = None
+
+    @property
+    def ir(self) -> str:
+        """The IR as text."""
+        return str(self.kernel)
+
+    @property
+    def ptx(self) -> str:
+        """The PTX text: what the GPU and the PTX machine both run."""
+        return self.module.text
+
+    @cached_property
+    def assembled(self) -> runtime_compile.Assembled:
+        """What ptxas made of it, or the disk cache had.
+
+        Raises:
+            ResourceError: no ptxas, spills, or a performance warning.
+        """
+        return runtime_compile.assemble(self.module)
+
+    @property
+    def cubin(self) -> bytes:
+        """The machine code."""
+        return self.assembled.cubin
+
+    @cached_property
+    def sass(self) -> str:
+        """The machine code, disassembled."""
+        return disassemble(self.cubin)
+
+    @property
+    def resources(self) -> Resources:
+        """Registers, spills, shared memory, threads."""
+        made = self.assembled
+        return Resources(
+            made.registers, made.spill_bytes, self.module.smem_bytes, self.module.threads
+        )
+
+    def launch(self, args: Sequence[Any], stream: Any = None, grid: Any = None) -> None:
+        """Launches on the GPU the arrays are on; does not wait.
+
+        Args:
+            args: ArrayViews and numbers, in the kernel's order, already validated.
+            stream: None for the current one.
+            grid: CTAs; None for as many as the device holds.
+        """
+        if self._launcher is None:
+            self._launcher = deferred.launch().Launcher(self.module, self.cubin)
+        self._launcher(args, stream, grid=grid)
+
+    def simulate(self, args: Sequence[Any], **options: Any) -> Any:
+        """Runs on the PTX machine; returns its `Result`, reports and all.
+
+        Args:
+            args: ArrayViews of NumPy arrays and numbers, in the kernel's order.
+            options: grid, seed, races, progress.
+        """
+        return deferred.machine().launch(self.module, args, **options)
+
+
+def _written(kernel: Kernel) -> tuple[int, ...]:
+    found: set[int] = set()
+    for op in kernel.body.walk():
+        if isinstance(op, TmaStore | StoreVector) or (
+            isinstance(op, CopyByThreads) and op.effects()[0].access is Access.READ
+        ):
+            found.add(op.arg.index)
+    return tuple(sorted(found))
+
+
+class KernelFunction:
+    """A kernel: call it on arrays, or compile it for a target.
+
+    CUDA arrays launch; NumPy arrays and CPU tensors run on the PTX machine, the same text.
+    """
+
+    def __init__(self, function: Callable[..., Any]):
+        self.function = function
+        self.signature: Signature = signature_of(function)
+        self.__name__ = function.__name__
+        self.__doc__ = function.__doc__
+        self.compiles = 0
+        self._compiled: dict[tuple[str, Specialization], Compiled] = {}
+        self._prepared: dict[Any, tuple[Bound, Compiled]] = {}
+
+    def __repr__(self) -> str:
+        """Its signature."""
+        return f"<kernel {self.signature.describe()}>"
+
+    def specialize(self, specialization: Specialization, target: str) -> Compiled:
+        """The compiled kernel of one specialisation; traced, checked and emitted once.
+
+        Raises:
+            TileError: whatever rule the kernel breaks, at its line.
+        """
+        key = (target, specialization)
+        if key not in self._compiled:
+            arch = arch_of(target)
+            kernel = trace(self.function, self.signature, specialization, arch)
+            checked = check(kernel, arch)
+            self._compiled[key] = Compiled(kernel, checked, generate(checked))
+            self.compiles += 1
+        return self._compiled[key]
+
+    def compile(
+        self, *args: Any, target: str = DEFAULT_TARGET, dtype: Any = None, **params: Any
+    ) -> Compiled:
+        """Compiles without running, for any target, on any machine.
+
+        Args:
+            args: example arrays, or none for row-major arrays that TMA can reach.
+            target: e.g. `sm_90a`.
+            dtype: without arrays, the choice for a kernel's dtype parameter (its first if None).
+            params: compile-time parameters.
+        """
+        if args:
+            bound = bind(self.signature, [self._view(a) for a in args], params)
+            compiled = self.specialize(bound.specialization, target)
+        else:
+            spec = default_specialization(
+                self.signature, complete_params(self.signature, params), dtype
+            )
+            compiled = self.specialize(spec, target)
+        _ = compiled.assembled
+        return compiled
+
+    def __call__(self, *args: Any, stream: Any = None, grid: Any = None, **params: Any) -> None:
+        """Runs the kernel on arrays; outputs are written in place.
+
+        Args:
+            args: arrays and scalars, in order.
+            stream: CUDA stream; None for the current one.
+            grid: CTAs; None for as many as the device holds (4 on the PTX machine).
+            params: compile-time parameters.
+
+        Raises:
+            TileError: arguments that do not fit, before anything runs; on the PTX machine also
+                races, deadlocks and other findings.
+        """
+        views = [self._view(a) for a in args]
+        bound, compiled = self._prepare(views, params)
+        bound.check_memory(views, compiled.outputs)
+        if bound.empty(compiled.outputs):
+            return
+        if bound.device == "cpu":
+            result = compiled.simulate(views, grid=grid)
+            raise_reports(self.__name__, result)
+        else:
+            compiled.launch(views, stream, grid)
+
+    def simulate(self, *args: Any, target: str = DEFAULT_TARGET, **options: Any) -> Any:
+        """Runs on the PTX machine and returns its `Result` instead of raising its reports.
+
+        Args:
+            args: NumPy arrays (or CPU tensors) and scalars, in order.
+            target: architecture whose text is run.
+            options: grid, seed, races, progress; the rest are compile-time parameters.
+        """
+        known = ("grid", "seed", "races", "progress")
+        run = {k: options.pop(k) for k in known if k in options}
+        views = [self._view(a) for a in args]
+        bound = bind(self.signature, views, options)
+        compiled = self.specialize(bound.specialization, target)
+        bound.check_memory(views, compiled.outputs)
+        if bound.device != "cpu":
+            raise ResourceError(f"simulate: wants arrays in CPU memory, got {bound.device}")
+        return compiled.simulate(views, **run)
+
+    @staticmethod
+    def _view(value: Any) -> Any:
+        return value if isinstance(value, bool | int | float) else view(value)
+
+    def _prepare(self, views: list[Any], params: dict[str, Any]) -> tuple[Bound, Compiled]:
+        key = (
+            *[
+                (v.dtype, v.shape, v.strides, v.ptr & 15, v.device) if type(v) is ArrayView else None
+                for v in views
+            ],
+            *params.items(),
+        )
+        try:
+            return self._prepared[key]
+        except KeyError:
+            pass
+        bound = bind(self.signature, views, params)
+        compiled = self.specialize(bound.specialization, DEFAULT_TARGET)
+        if len(self._prepared) >= MAX_PREPARED:
+            self._prepared.clear()
+        self._prepared[key] = (bound, compiled)
+        return bound, compiled
+
+
+def raise_reports(name: str, result: Any) -> None:
+    """Raises what the PTX machine found.
+
+    Raises:
+        SyncError: with the first reports, both user lines each.
+    """
+    if result.reports:
+        shown = "\n".join(str(r) for r in result.reports[:3])
+        more = len(result.reports) - 3
+        tail = f"\n... and {more} more" if more > 0 else ""
+        raise SyncError(f"{name}: the PTX machine reports\n{shown}{tail}")
+
+
+def kernel(function: Callable[..., Any]) -> KernelFunction:
+    """Decorator: makes a Python function a kernel.
+
+    Positional arguments are tensors (`A: gl[bf16, "M", "K"]`) and run-time scalars (`s: f32`);
+    keyword-only arguments are compile-time parameters. The body is traced at each new
+    specialisation; extents are run-time values, so a new shape compiles nothing.
+    """
+    return KernelFunction(function)
+
+

@@ -1,0 +1,298 @@
+"""The intermediate representation: values, ops with marked fields, blocks, kernels, and the printer.
+
+A kernel is a tree: a block holds ops, an op may hold blocks. Scalars are values defined once
+(apart from `Var`, a mutable place); tiles are mutable places, as registers are: ops read and write
+them. Every op knows its user line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from typing import Any, ClassVar
+
+from .errors import Loc
+from .tiles import GlobalType, TileType
+
+
+class Scope(Enum):
+    """Who executes an op: every thread of the CTA, a warpgroup together, or one thread."""
+
+    CTA = "cta"
+    WARPGROUP = "warpgroup"
+    THREAD = "thread"
+
+
+class Access(Enum):
+    """What an op does to a value: reads or writes it, now or later in another proxy."""
+
+    READ = "read"
+    WRITE = "write"
+    ASYNC_READ = "async read"
+    ASYNC_WRITE = "async write"
+
+
+@dataclass(frozen=True)
+class Effect:
+    """One access of an op.
+
+    Args:
+        access: read or write, at once or asynchronously.
+        value: the place accessed.
+        proxy: "generic", or "async" for TMA and the tensor cores.
+    """
+
+    access: Access
+    value: Value
+    proxy: str = "generic"
+
+
+class Value:
+    """A typed result of an op, or a kernel argument.
+
+    Args:
+        type: its type.
+        name: hint for its register's name.
+        loc: the user's line that made it.
+    """
+
+    __slots__ = ("type", "name", "loc", "block", "op")
+
+    def __init__(self, type: TileType, name: str = "", loc: Loc | None = None):
+        self.type = type
+        self.name = name
+        self.loc = loc
+        self.block: Block | None = None
+        self.op: Op | None = None
+
+    def __repr__(self) -> str:
+        """`%name: type`."""
+        return f"%{self.name or 'v'}: {self.type}"
+
+
+def operand(**kwargs: Any) -> Any:
+    """A field that holds a Value, a tuple of Values, or None."""
+    return field(metadata={"role": "operand"}, **kwargs)
+
+
+def attribute(**kwargs: Any) -> Any:
+    """A field known while tracing: a number, a string, an enum, a type."""
+    return field(metadata={"role": "attribute"}, **kwargs)
+
+
+def region(**kwargs: Any) -> Any:
+    """A field that holds a Block."""
+    return field(metadata={"role": "block"}, **kwargs)
+
+
+@dataclass(eq=False)
+class Op:
+    """Base of all operations. A subclass marks its fields, and says what it means.
+
+    Class attributes:
+        scopes: scopes that may execute it (empty: any).
+        pure: no effect; equal operands give equal results, so one of two may be dropped.
+    Methods a subclass gives: `infer` (result types, or an error), `effects`, `emit` (PTX).
+    """
+
+    scopes: ClassVar[tuple[Scope, ...]] = ()
+    pure: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        """Every op starts without results, line and scope; the builder sets them."""
+        self.results: tuple[Value, ...] = ()
+        self.loc: Loc | None = None
+        self.scope: Scope = Scope.CTA
+
+    @property
+    def result(self) -> Value:
+        """The only result."""
+        return self.results[0]
+
+    def infer(self) -> tuple[TileType, ...]:
+        """Types of the results; raises the op's errors."""
+        return ()
+
+    def effects(self) -> tuple[Effect, ...]:
+        """What it reads and writes beyond its scalar operands."""
+        return ()
+
+    def emit(self, w: Any) -> None:
+        """Writes the op's PTX to the writer."""
+        raise NotImplementedError(type(self).__name__)
+
+    def _role(self, role: str) -> Iterator[tuple[str, Any]]:
+        for spec in fields(self):
+            if spec.metadata.get("role") == role:
+                yield spec.name, getattr(self, spec.name)
+
+    def operands(self) -> tuple[Value, ...]:
+        """All operand values, in field order."""
+        found: list[Value] = []
+        for _, value in self._role("operand"):
+            items = value if isinstance(value, tuple) else (value,)
+            found.extend(v for v in items if isinstance(v, Value))
+        return tuple(found)
+
+    def attributes(self) -> dict[str, Any]:
+        """Attribute fields by name."""
+        return dict(self._role("attribute"))
+
+    def blocks(self) -> tuple[Block, ...]:
+        """Blocks of the op, in field order."""
+        return tuple(value for _, value in self._role("block") if value is not None)
+
+    def key(self) -> tuple[Any, ...]:
+        """Identity for common subexpressions: class, operands, attributes."""
+        parts: list[Any] = [type(self)]
+        for _, value in self._role("operand"):
+            items = value if isinstance(value, tuple) else (value,)
+            parts += [id(v) if isinstance(v, Value) else (type(v), v) for v in items]
+        return (*parts, *self.attributes().items())
+
+
+class Block:
+    """A list of ops executed in order.
+
+    Args:
+        parent: the block that holds the op this block belongs to.
+    """
+
+    def __init__(self, parent: Block | None = None):
+        self.parent = parent
+        self.ops: list[Op] = []
+
+    def inside(self, other: Block) -> bool:
+        """Whether this block is `other` or nested in it."""
+        block: Block | None = self
+        while block is not None:
+            if block is other:
+                return True
+            block = block.parent
+        return False
+
+    def walk(self) -> Iterator[Op]:
+        """All ops, nested ones included, in program order."""
+        for op in self.ops:
+            yield op
+            for block in op.blocks():
+                yield from block.walk()
+
+
+@dataclass(eq=False)
+class TensorArg:
+    """A tensor argument of a kernel, as specialised for one call signature.
+
+    Args:
+        name: the Python parameter's name.
+        index: position among the kernel's arguments.
+        type: dtype and named dims.
+        order: "row" when the last axis is contiguous, "col" when the one before it is.
+        tma: whether the tensor memory accelerator can reach it (strides, alignment).
+        static: extents known at compile time, by axis.
+    """
+
+    name: str
+    index: int
+    type: GlobalType
+    order: str = "row"
+    tma: bool = True
+    static: tuple[int | None, ...] = ()
+
+
+@dataclass(eq=False)
+class ScalarArg:
+    """A run-time scalar argument of a kernel."""
+
+    name: str
+    index: int
+    dtype: str
+
+
+@dataclass
+class Role:
+    """Threads `first` to `last` of a CTA and what they do, for reports."""
+
+    first: int
+    last: int
+    name: str
+
+
+@dataclass
+class Kernel:
+    """A traced kernel.
+
+    Args:
+        name: the user's function name.
+        args: its run-time arguments.
+        params: compile-time parameters, by name.
+        body: the outermost block.
+        threads: threads a CTA.
+        roles: who does what.
+        loc: the line of the `def`.
+        facts: what the pipeline says of itself (stages, budgets), for reports.
+    """
+
+    name: str
+    args: list[TensorArg | ScalarArg]
+    params: dict[str, Any]
+    body: Block
+    threads: int = 128
+    roles: list[Role] = field(default_factory=list)
+    loc: Loc | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """The kernel as text, one op a line."""
+        return _Printer().kernel(self)
+
+
+class _Printer:
+    def __init__(self) -> None:
+        self.names: dict[int, str] = {}
+        self.used: dict[str, int] = {}
+        self.lines: list[str] = []
+
+    def name(self, value: Value) -> str:
+        if id(value) not in self.names:
+            base = value.name or "v"
+            count = self.used.get(base, 0)
+            self.used[base] = count + 1
+            self.names[id(value)] = f"%{base}{count or ''}"
+        return self.names[id(value)]
+
+    def show(self, value: Any) -> str:
+        if isinstance(value, Value):
+            return self.name(value)
+        if isinstance(value, tuple) and any(isinstance(v, Value) for v in value):
+            return "(" + ", ".join(self.show(v) for v in value) + ")"
+        if isinstance(value, TensorArg | ScalarArg):
+            return f"@{value.name}"
+        if isinstance(value, Enum):
+            return str(value.value)
+        return str(value)
+
+    def op(self, op: Op, depth: int) -> None:
+        parts = [self.show(v) for _, v in op._role("operand") if v is not None]
+        parts += [f"{n}={self.show(v)}" for n, v in op._role("attribute") if v is not None]
+        left = ", ".join(f"{self.name(r)}: {r.type}" for r in op.results)
+        head = f"{left} = " if left else ""
+        where = f"  # {op.loc.line}" if op.loc else ""
+        self.lines.append(
+            "  " * depth + f"{head}{type(op).__name__}({', '.join(parts)}){where}"
+        )
+        for block in op.blocks():
+            for inner in block.ops:
+                self.op(inner, depth + 1)
+            self.lines.append("  " * depth + "end")
+
+    def kernel(self, kernel: Kernel) -> str:
+        args = ", ".join(
+            f"{a.name}: {a.type if isinstance(a, TensorArg) else a.dtype}" for a in kernel.args
+        )
+        params = ", ".join(f"{k}={v}" for k, v in kernel.params.items())
+        self.lines.append(f"kernel {kernel.name}({args}; {params}), {kernel.threads} threads")
+        for op in kernel.body.ops:
+            self.op(op, 1)
+        return "\n".join(self.lines) + "\n"

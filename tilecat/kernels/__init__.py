@@ -1,0 +1,1 @@
+"""The kernels that ship with tilecat, written in its language."""

@@ -1,0 +1,35 @@
+"""Matrix multiplication."""
+
+from __future__ import annotations
+
+import tilecat as tc
+from tilecat import DTypeVar, bf16, f16, f32, gl, st
+
+T = DTypeVar("T", bf16, f16)
+
+
+@tc.kernel
+def matmul(A: gl[T, "M", "K"], B: gl[T, "K", "N"], C: gl[T, "M", "N"],
+           *, tile_m=128, tile_n=256, tile_k=64, stages=4, group=8):  # fmt: skip
+    """C = A @ B with fp32 accumulation."""
+    n = tile_m // 64
+    pipe = tc.lcf(consumers=n, stages=stages, steps=tc.cdiv(A.cols, tile_k),
+                  tasks=tc.grouped(tc.cdiv(A.rows, tile_m), tc.cdiv(B.cols, tile_n), rows=group))  # fmt: skip
+    a = pipe.input(st[A.dtype, 64, tile_k, A.order], count=n)
+    b = pipe.input(st[B.dtype, tile_k, tile_n, B.order])
+    c = pipe.output(st[C.dtype, 64, tile_n])
+    acc = pipe.accumulator(f32, 64, tile_n)
+
+    @pipe.load
+    def _(task, k):
+        for i in range(n):
+            tc.load_async(a[i], A[task.row * n + i, k])
+        tc.load_async(b, B[k, task.col])
+
+    @pipe.compute
+    def _(task, k):
+        tc.mma_AB(acc, a[pipe.consumer], b)
+
+    @pipe.finish
+    def _(task):
+        c.store(C[task.row * n + pipe.consumer, task.col], acc)

@@ -1,0 +1,272 @@
+"""Tile operations as functions: what a kernel's author calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .. import dtypes
+from ..builder import add, current
+from ..dtypes import DType
+from ..errors import DTypeError, LayoutError
+from ..ir import Value
+from ..ops.convert import Cast
+from ..ops.elementwise import AllocRegisters, Fill, MaskTail
+from ..ops.inline import Inline
+from ..ops.memory import LoadShared, StoreShared, StoreVector
+from ..ops.mma import Mma, MmaWait
+from ..ops.reduce import RowReduce, Total
+from ..tiles import RegTileType, RegVecType
+from .scalars import Scalar, operand_of, unary
+from .values import GlobalTile, Registers, RegTile, RegVec, SharedTile, apply_map, source_of, wrap
+
+
+def full(kind: RegTileType | RegVecType, value: Any) -> Any:
+    """A new register tile or vector with every element `value`.
+
+    Scope: warpgroup. PTX: `mov`, one a register.
+    """
+    return wrap(add(Fill(kind, operand_of(value, "full"))).result)
+
+
+def zeros(kind: RegTileType | RegVecType) -> Any:
+    """A new register tile or vector of zeros. Scope: warpgroup."""
+    return full(kind, 0.0 if kind.dtype.is_float and kind.dtype.bits == 32 else 0)
+
+
+def empty(kind: RegTileType | RegVecType) -> Any:
+    """A new register tile or vector, undefined until written."""
+    return wrap(add(AllocRegisters(kind)).result)
+
+
+def fill(tile: Registers, value: Any) -> None:
+    """`tile[...] = value`. Scope: warpgroup."""
+    kind = tile.value.type
+    assert isinstance(kind, RegTileType | RegVecType), "registers"
+    add(Fill(kind, operand_of(value, "fill"), tile.value))
+
+
+def copy(out: Registers, source: Registers) -> None:
+    """`out = source`, both f32 of one type. Scope: warpgroup."""
+    apply_map("copy", source, out=out)
+
+
+def _map1(name: str, x: Any, out: Any) -> Any:
+    if isinstance(x, Scalar):
+        return unary(name, x)
+    return apply_map(name, x, out=out)
+
+
+def exp2(x: Any, out: Any = None) -> Any:
+    """`2**x` of an f32 tile, vector or scalar; 2 ulp (`ex2.approx.ftz.f32`)."""
+    return _map1("exp2", x, out)
+
+
+def exp(x: Any, out: Any = None) -> Any:
+    """`e**x` of an f32 tile or vector, as `2**(x log2 e)`."""
+    return apply_map("exp", x, out=out)
+
+
+def log2(x: Any, out: Any = None) -> Any:
+    """`log2 x` of an f32 tile, vector or scalar (`lg2.approx.ftz.f32`)."""
+    return _map1("log2", x, out)
+
+
+def log(x: Any, out: Any = None) -> Any:
+    """`ln x` of an f32 tile or vector."""
+    return apply_map("log", x, out=out)
+
+
+def rcp(x: Any, out: Any = None) -> Any:
+    """`1/x` of an f32 tile, vector or scalar; 1 ulp (`rcp.approx.ftz.f32`)."""
+    return _map1("rcp", x, out)
+
+
+def sqrt(x: Any, out: Any = None) -> Any:
+    """Square root of an f32 tile or vector (`sqrt.approx.ftz.f32`)."""
+    return apply_map("sqrt", x, out=out)
+
+
+def rsqrt(x: Any, out: Any = None) -> Any:
+    """`1/sqrt(x)` of an f32 tile or vector (`rsqrt.approx.ftz.f32`)."""
+    return apply_map("rsqrt", x, out=out)
+
+
+def tanh(x: Any, out: Any = None) -> Any:
+    """`tanh x` of an f32 tile or vector (`tanh.approx.f32`, relative 2**-11)."""
+    return apply_map("tanh", x, out=out)
+
+
+def absolute(x: Any, out: Any = None) -> Any:
+    """`|x|` of an f32 tile, vector or scalar."""
+    return _map1("abs", x, out)
+
+
+def relu(x: Any, out: Any = None) -> Any:
+    """`max(x, 0)` of an f32 tile or vector."""
+    return apply_map("relu", x, out=out)
+
+
+def maximum(a: Any, b: Any, out: Any = None) -> Any:
+    """Element-wise larger; a NaN operand is ignored."""
+    return apply_map("maximum", a, b, out=out)
+
+
+def minimum(a: Any, b: Any, out: Any = None) -> Any:
+    """Element-wise smaller; a NaN operand is ignored."""
+    return apply_map("minimum", a, b, out=out)
+
+
+def fma(a: Any, b: Any, c: Any, out: Any = None) -> Any:
+    """`a * b + c`, rounded once; tiles, vectors and scalars broadcast."""
+    return apply_map("fma", a, b, c, out=out)
+
+
+def row_max(tile: RegTile, initial: RegVec | None = None) -> RegVec:
+    """`max over c of tile[r, c]` (and `initial[r]`); NaN elements are ignored.
+
+    Scope: warpgroup. PTX: `max.f32`, and two `shfl.sync.bfly` a row.
+    """
+    return _reduce("max", tile, initial, False)
+
+
+def row_min(tile: RegTile, initial: RegVec | None = None) -> RegVec:
+    """`min over c of tile[r, c]` (and `initial[r]`); NaN elements are ignored."""
+    return _reduce("min", tile, initial, False)
+
+
+def row_sum(tile: RegTile, initial: RegVec | None = None, *, partial: bool = False) -> RegVec:
+    """`sum over c of tile[r, c]` (and `initial[r]`), in f32.
+
+    Args:
+        tile: f32 register tile.
+        initial: a row vector to add.
+        partial: leave each lane's share; finish with `tc.total`. Saves exchanges in a loop.
+    """
+    return _reduce("sum", tile, initial, partial)
+
+
+def _reduce(name: str, tile: RegTile, initial: RegVec | None, partial: bool) -> RegVec:
+    start = None if initial is None else initial.value
+    return wrap(add(RowReduce(name, tile.value, start, partial)).result)  # type: ignore[no-any-return]
+
+
+def total(vector: RegVec) -> RegVec:
+    """Finishes a partial row sum: adds the shares of the four lanes that hold a row."""
+    return wrap(add(Total(vector.value)).result)  # type: ignore[no-any-return]
+
+
+def mask_cols(tile: RegTile, limit: Any, value: float) -> None:
+    """`tile[:, c] = value` for `c >= limit`, in place. Scope: warpgroup."""
+    add(MaskTail(tile.value, operand_of(limit, "mask_cols"), value, "col"))
+
+
+def mask_rows(tile: RegTile, limit: Any, value: float) -> None:
+    """`tile[r, :] = value` for `r >= limit`, in place. Scope: warpgroup."""
+    add(MaskTail(tile.value, operand_of(limit, "mask_rows"), value, "row"))
+
+
+def cast(tile: RegTile, dtype: DType, out: RegTile | None = None) -> RegTile:
+    """`dtype(tile)`, rounded to nearest even; the fragment stays in place.
+
+    A tile already of that dtype is returned as it is.
+    """
+    if tile.dtype == dtype and out is None:
+        return tile
+    target = None if out is None else out.value
+    op = add(Cast(tile.value, dtype, target))
+    return out if out is not None else wrap(op.result)
+
+
+def _tile_of(value: Any, name: str) -> Value:
+    inner = getattr(value, "tile", value)
+    if callable(inner):
+        inner = inner()
+    if not isinstance(inner, SharedTile | RegTile):
+        raise LayoutError(f"{name}: wanted a tile, got {value!r} ({type(value).__name__})")
+    return inner.value
+
+
+def _mma(name: str, acc: RegTile, a: Any, b: Value, accumulate: Any) -> None:
+    if not isinstance(acc, RegTile):
+        raise LayoutError(f"{name}: the accumulator is a register tile, got {acc!r}")
+    decide = acc.accumulate if accumulate is None else accumulate
+    flag = decide if isinstance(decide, bool) else operand_of(decide, name)
+    add(Mma(name, acc.value, _tile_of(a, name), b, flag))
+
+
+def mma_AB(acc: RegTile, a: Any, b: Any, *, accumulate: Any = None) -> None:
+    """`acc += A @ B`, asynchronous; `tc.mma_wait` completes it.
+
+    Args:
+        acc: f32 register tile, 64 x N, N at most 256.
+        a: 64 x K tile, registers or shared, bf16 or f16.
+        b: K x N shared tile of the same dtype, either order.
+        accumulate: False to overwrite, or a run-time predicate; True unless the accumulator
+            comes from a pipeline, which starts each task afresh.
+
+    Scope: warpgroup. PTX: `wgmma.mma_async` (ISA 9.7.15.5).
+    """
+    _mma("mma_AB", acc, a, _tile_of(b, "mma_AB"), accumulate)
+
+
+def mma_ABt(acc: RegTile, a: Any, b: Any, *, accumulate: Any = None) -> None:
+    """`acc += A @ B.T`, B being an N x K shared tile; else as `mma_AB`."""
+    shared = SharedTile(_tile_of(b, "mma_ABt"))
+    if not hasattr(shared.value.type, "order"):
+        raise LayoutError(f"mma_ABt: B is a shared tile, got {shared.value.type}")
+    _mma("mma_ABt", acc, a, shared.T.value, accumulate)
+
+
+def mma_wait(pending: int = 0) -> None:
+    """Waits until at most `pending` of this warpgroup's mma calls are under way."""
+    if isinstance(pending, bool) or not isinstance(pending, int) or pending < 0:
+        raise LayoutError(f"mma_wait: pending is a compile-time int >= 0, got {pending!r}")
+    add(MmaWait(pending))
+
+
+def store(destination: Any, source: Any) -> None:
+    """Stores a register tile to a shared tile, or a row vector to a global tensor.
+
+    Rows outside the tensor are not written. Scope: warpgroup. PTX: `stmatrix`, or `st`.
+    """
+    if isinstance(destination, GlobalTile):
+        if not isinstance(source, RegVec):
+            raise LayoutError(
+                f"store: a tile reaches global memory through shared memory, got {source!r}",
+                hint="out = pipe.output(st[...]); out.store(C[...], acc)",
+            )
+        coords = destination.coords(source.type.length)
+        add(StoreVector(source.value, coords, destination.arg))
+        return
+    add(StoreShared(_tile_of(destination, "store"), _tile_of(source, "store")))
+
+
+def load(source: Any) -> RegTile:
+    """A new register tile with the contents of a 64-row shared tile. Scope: warpgroup."""
+    return wrap(add(LoadShared(_tile_of(source, "load"))).result)  # type: ignore[no-any-return]
+
+
+def inline(text: str, *operands: Any, writes: tuple[int, ...] = ()) -> None:
+    """Raw PTX: `$0`, `$1`, ... stand for the operands.
+
+    A scalar stands for its register, a shared tile for its address; text with register tiles
+    is repeated once a register.
+
+    Args:
+        text: instructions, each ending with `;`.
+        operands: tiles, vectors, scalars, numbers.
+        writes: indices of the operands the text writes.
+    """
+    add(Inline(text, tuple(source_of(o) for o in operands), tuple(writes)))
+
+
+def require(condition: bool, message: str, hint: str | None = None) -> None:
+    """A rule of the kernel's own on its compile-time parameters.
+
+    Raises:
+        LayoutError: the condition is false.
+    """
+    if not condition:
+        raise LayoutError(message, hint=hint)
+
+

@@ -1,0 +1,227 @@
+"""Tiles, vectors and global tensors as users hold them inside a kernel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..builder import add
+from ..dtypes import DType
+from ..errors import LayoutError
+from ..ir import TensorArg, Value
+from ..ops.elementwise import Map
+from ..ops.memory import ViewShared
+from ..ops.scalar import Extent
+from ..tiles import RegTileType, RegVecType, SharedTileType
+from .scalars import Scalar, binary, operand_of
+
+
+def source_of(value: Any) -> Any:
+    """The IR operand behind a tile, vector, scalar or number."""
+    if isinstance(value, Registers | SharedTile):
+        return value.value
+    return operand_of(value)
+
+
+def apply_map(name: str, *sources: Any, out: Registers | None = None) -> Any:
+    """Records an element-wise function of tiles, vectors and scalars."""
+    target = None if out is None else out.value
+    op = add(Map(name, tuple(source_of(s) for s in sources), target))
+    return out if out is not None else wrap(op.result)
+
+
+class Registers:
+    """Base of register tiles and vectors: operators make new ones, in-place forms write."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Value):
+        self.value = value
+
+    def __repr__(self) -> str:
+        """Its type."""
+        return str(self.value.type)
+
+    def __add__(self, other: Any) -> Any:
+        return apply_map("add", self, other)
+
+    def __radd__(self, other: Any) -> Any:
+        return apply_map("add", other, self)
+
+    def __sub__(self, other: Any) -> Any:
+        return apply_map("sub", self, other)
+
+    def __rsub__(self, other: Any) -> Any:
+        return apply_map("sub", other, self)
+
+    def __mul__(self, other: Any) -> Any:
+        return apply_map("mul", self, other)
+
+    def __rmul__(self, other: Any) -> Any:
+        return apply_map("mul", other, self)
+
+    def __truediv__(self, other: Any) -> Any:
+        return apply_map("div", self, other)
+
+    def __rtruediv__(self, other: Any) -> Any:
+        return apply_map("div", other, self)
+
+    def __neg__(self) -> Any:
+        return apply_map("neg", self)
+
+    def __iadd__(self, other: Any) -> Any:
+        return apply_map("add", self, other, out=self)
+
+    def __isub__(self, other: Any) -> Any:
+        return apply_map("sub", self, other, out=self)
+
+    def __imul__(self, other: Any) -> Any:
+        return apply_map("mul", self, other, out=self)
+
+    def __itruediv__(self, other: Any) -> Any:
+        return apply_map("div", self, other, out=self)
+
+
+class RegTile(Registers):
+    """A register tile of a warpgroup: a mutable place.
+
+    Attributes:
+        accumulate: what `mma_*` uses when the call does not say: True, or a run-time predicate
+            that is false for the first product of a task (`pipe.accumulator`).
+    """
+
+    __slots__ = ("accumulate",)
+
+    def __init__(self, value: Value, accumulate: Any = True):
+        super().__init__(value)
+        self.accumulate = accumulate
+
+    @property
+    def type(self) -> RegTileType:
+        """dtype and shape."""
+        assert isinstance(self.value.type, RegTileType), "a register tile"
+        return self.value.type
+
+    @property
+    def dtype(self) -> DType:
+        """Element type."""
+        return self.type.dtype
+
+
+class RegVec(Registers):
+    """A register vector: one value a row or column of a register tile."""
+
+    __slots__ = ()
+
+    @property
+    def type(self) -> RegVecType:
+        """dtype, length, axis."""
+        assert isinstance(self.value.type, RegVecType), "a register vector"
+        return self.value.type
+
+
+class SharedTile:
+    """A tile in shared memory."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Value):
+        self.value = value
+
+    @property
+    def type(self) -> SharedTileType:
+        """dtype, shape, order, swizzle."""
+        assert isinstance(self.value.type, SharedTileType), "a shared tile"
+        return self.value.type
+
+    @property
+    def T(self) -> SharedTile:
+        """Its transpose: the same bytes, rows and columns exchanged."""
+        kind = self.type
+        order = "col" if kind.order == "row" else "row"
+        flipped = SharedTileType(kind.dtype, kind.cols, kind.rows, order, kind.swizzle_bytes)
+        return SharedTile(add(ViewShared(self.value, 0, 0, flipped)).result)
+
+    def __repr__(self) -> str:
+        """Its type."""
+        return str(self.type)
+
+
+class GlobalTensor:
+    """A tensor argument inside a kernel.
+
+    Extents are run-time scalars, or ints where a compile-time parameter fixes them.
+    """
+
+    __slots__ = ("arg",)
+
+    def __init__(self, arg: TensorArg):
+        self.arg = arg
+
+    @property
+    def dtype(self) -> DType:
+        """Element type of this specialisation."""
+        assert isinstance(self.arg.type.dtype, DType), "resolved before tracing"
+        return self.arg.type.dtype
+
+    @property
+    def order(self) -> str:
+        """"row" when the last axis is contiguous in memory, "col" when the one before it is."""
+        return self.arg.order
+
+    def size(self, dim: int) -> Any:
+        """Extent of an axis, in elements; negative counts from the last."""
+        dim = dim % self.arg.type.rank
+        static = self.arg.static[dim] if self.arg.static else None
+        return static if static is not None else Scalar(add(Extent(self.arg, dim)).result)
+
+    @property
+    def rows(self) -> Any:
+        """Extent of the axis before the last."""
+        return self.size(-2)
+
+    @property
+    def cols(self) -> Any:
+        """Extent of the last axis."""
+        return self.size(-1)
+
+    def __getitem__(self, index: Any) -> GlobalTile:
+        """The tile at tile coordinates (last two axes) and element coordinates (the others)."""
+        items = index if isinstance(index, tuple) else (index,)
+        if len(items) != self.arg.type.rank:
+            raise LayoutError(
+                f"{self.arg.name}: one index an axis, got {len(items)} for {self.arg.type}",
+                hint=f"{self.arg.name}[{', '.join(str(d).lower() for d in self.arg.type.dims)}]",
+            )
+        return GlobalTile(self.arg, items)
+
+
+class GlobalTile:
+    """A place in a global tensor; the tile it meets decides its shape."""
+
+    __slots__ = ("arg", "index")
+
+    def __init__(self, arg: TensorArg, index: tuple[Any, ...]):
+        self.arg = arg
+        self.index = index
+
+    def coords(self, *extents: int) -> tuple[Any, ...]:
+        """Element coordinates, given the tile's extents along the last axes."""
+        first = len(self.index) - len(extents)
+        scaled = [
+            binary("mul", item, extents[i - first]) if i >= first else item
+            for i, item in enumerate(self.index)
+        ]
+        return tuple(operand_of(s, self.arg.name) for s in scaled)
+
+
+def wrap(value: Value) -> Any:
+    """The user's object for an IR value."""
+    if isinstance(value.type, RegTileType):
+        return RegTile(value)
+    if isinstance(value.type, RegVecType):
+        return RegVec(value)
+    if isinstance(value.type, SharedTileType):
+        return SharedTile(value)
+    return Scalar(value)
+
+

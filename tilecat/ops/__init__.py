@@ -1,0 +1,48 @@
+"""All operations, each declared once: fields, scopes, result types, effects and PTX."""
+
+from __future__ import annotations
+
+from ..ir import Op
+from .control import OneThread, Range, RoleSection, When
+from .convert import Cast
+from .elementwise import AllocRegisters, Fill, Map, MaskTail
+from .inline import Inline
+from .memory import AllocShared, LoadShared, StoreShared, StoreVector, ViewShared
+from .mma import Mma, MmaWait
+from .reduce import RowReduce, Total
+from .scalar import (
+    Binary,
+    Compare,
+    ConvertScalar,
+    Extent,
+    GetVar,
+    NewVar,
+    Not,
+    ScalarArgument,
+    Select,
+    SetVar,
+    SpecialRegister,
+    Unary,
+)
+from .sync import (
+    AllocBarriers,
+    Arrive,
+    ArriveExpect,
+    FenceAsync,
+    InitBarriers,
+    NamedBarrier,
+    WaitBarrier,
+)
+from .tma import BulkWait, CopyByThreads, TmaLoad, TmaStore
+
+ALL_OPS: tuple[type[Op], ...] = (
+    SpecialRegister, Extent, ScalarArgument, Binary, Unary, Compare, Not, Select,
+    ConvertScalar, NewVar, GetVar, SetVar,
+    Range, When, OneThread, RoleSection,
+    AllocBarriers, InitBarriers, Arrive, ArriveExpect, WaitBarrier, NamedBarrier, FenceAsync,
+    AllocShared, ViewShared, StoreShared, LoadShared, StoreVector,
+    TmaLoad, TmaStore, BulkWait, CopyByThreads,
+    Mma, MmaWait, AllocRegisters, Map, Fill, MaskTail, RowReduce, Total, Cast, Inline,
+)  # fmt: skip
+
+__all__ = [op.__name__ for op in ALL_OPS] + ["ALL_OPS"]

@@ -1,0 +1,216 @@
+"""Shared memory and registers: allocation, views, tile loads and stores, vectors to global memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ..errors import DTypeError, LayoutError
+from ..ir import Access, Effect, Op, Scope, TensorArg, Value, attribute, operand
+from ..ptx import instructions as ptx
+from ..tiles import RegTileType, RegVecType, SharedTileType, TileType
+from .convert import PACK, pack
+from .scalar import Operand
+
+
+@dataclass(eq=False)
+class AllocShared(Op):
+    """`copies` tiles in a row in shared memory.
+
+    Args:
+        tile: type of one.
+        name: for reports.
+        copies: how many.
+        per_stage: how many of them make one stage of a ring (0: not in a ring).
+    """
+
+    tile: SharedTileType = attribute()
+    name: str = attribute()
+    copies: int = attribute(default=1)
+    per_stage: int = attribute(default=0)
+
+    @property
+    def stride_bytes(self) -> int:
+        """Bytes from one copy to the next."""
+        layout = self.tile.layout
+        return -(-layout.num_bytes // layout.alignment) * layout.alignment
+
+    def infer(self) -> tuple[TileType, ...]:
+        """The first tile."""
+        return (self.tile,)
+
+    def emit(self, w: Any) -> None:
+        """Nothing: the address is static."""
+
+
+@dataclass(eq=False)
+class ViewShared(Op):
+    """The tile `index` strides further on, seen as `kind`."""
+
+    pure: ClassVar[bool] = True
+    tile: Value = operand()
+    index: Operand = operand()
+    stride_bytes: int = attribute()
+    kind: SharedTileType = attribute()
+
+    def infer(self) -> tuple[TileType, ...]:
+        """The view's type."""
+        return (self.kind,)
+
+    def emit(self, w: Any) -> None:
+        """Address arithmetic, folded where the index is known."""
+        w.place(self.result, w.offset(w.address(self.tile), self.index, self.stride_bytes))
+
+
+def _check_fragment(name: str, register: TileType, shared: TileType) -> None:
+    if not isinstance(register, RegTileType) or not isinstance(shared, SharedTileType):
+        raise LayoutError(
+            f"{name}: between a register tile and a shared tile, got {register} and {shared}"
+        )
+    if register.shape != shared.shape:
+        raise LayoutError(f"{name}: shapes must agree, got {register} and {shared}")
+    if register.dtype != shared.dtype:
+        raise DTypeError(
+            f"{name}: dtypes must agree, got {register} and {shared}",
+            hint=f"convert first: tc.cast(x, tc.{shared.dtype.name})",
+        )
+
+
+@dataclass(eq=False)
+class StoreShared(Op):
+    """`shared = register` by a warpgroup: `stmatrix` for 16-bit elements, else plain stores.
+
+    Args:
+        shared: the target, as wide as the slice that is stored.
+        register: the source; f32 rounds to a 16-bit target where `rounds` allows it.
+        first_col: first column of the slice.
+        rounds: whether a conversion is meant.
+    """
+
+    scopes: ClassVar[tuple[Scope, ...]] = (Scope.WARPGROUP,)
+    shared: Value = operand()
+    register: Value = operand()
+    first_col: int = attribute(default=0)
+    rounds: bool = attribute(default=False)
+
+    def infer(self) -> tuple[TileType, ...]:
+        """Nothing; shapes and dtypes must agree."""
+        source, target = self.register.type, self.shared.type
+        if self.rounds and isinstance(source, RegTileType) and isinstance(target, SharedTileType):
+            known = source.dtype.name == "f32" and target.dtype.name in PACK
+            dtype = target.dtype if known else source.dtype
+            source = RegTileType(dtype, source.rows, min(target.cols, source.cols))
+        _check_fragment("store", source, target)
+        return ()
+
+    def effects(self) -> tuple[Effect, ...]:
+        """Reads the registers, writes the tile."""
+        return (Effect(Access.READ, self.register), Effect(Access.WRITE, self.shared))
+
+    def emit(self, w: Any) -> None:
+        """Four 8x8 matrices an instruction, or two elements."""
+        kind, source = self.shared.type, self.register.type
+        assert isinstance(kind, SharedTileType), "checked in infer"
+        assert isinstance(source, RegTileType), "checked in infer"
+        first = self.first_col * source.dtype.bits // 64
+        registers = w.regs(self.register)[first:]
+        if kind.dtype.bits == 16:
+            for group, address in enumerate(w.matrix_addresses(self.shared)):
+                part = registers[4 * group : 4 * group + 4]
+                if source.dtype != kind.dtype:
+                    part = tuple(w.new("b32", "packed") for _ in range(4))
+                    pack(w, kind.dtype.name, registers[8 * group : 8 * group + 8], part)
+                w.line(ptx.stmatrix(address, part, transpose=kind.order == "col"))
+            return
+        for index, address in enumerate(w.pair_addresses(self.shared)):
+            pair = registers[2 * index : 2 * index + 2]
+            w.line(ptx.st_shared("v2.f32", address, ptx.vector(pair)))
+
+
+@dataclass(eq=False)
+class LoadShared(Op):
+    """`register = shared` by a warpgroup: `ldmatrix` for 16-bit elements, else plain loads."""
+
+    scopes: ClassVar[tuple[Scope, ...]] = (Scope.WARPGROUP,)
+    shared: Value = operand()
+
+    def infer(self) -> tuple[TileType, ...]:
+        """A register tile of the same shape and dtype."""
+        kind = self.shared.type
+        if not isinstance(kind, SharedTileType) or kind.rows != 64:
+            raise LayoutError(f"load: wanted a shared tile of 64 rows, got {kind}")
+        return (RegTileType(kind.dtype, kind.rows, kind.cols),)
+
+    def effects(self) -> tuple[Effect, ...]:
+        """Reads the tile."""
+        return (Effect(Access.READ, self.shared), Effect(Access.WRITE, self.result))
+
+    def emit(self, w: Any) -> None:
+        """Four 8x8 matrices an instruction, or two elements."""
+        kind = self.shared.type
+        assert isinstance(kind, SharedTileType), "checked in infer"
+        registers = w.regs(self.result)
+        if kind.dtype.bits == 16:
+            for group, address in enumerate(w.matrix_addresses(self.shared)):
+                part = registers[4 * group : 4 * group + 4]
+                w.line(ptx.ldmatrix(part, address, transpose=kind.order == "col"))
+            return
+        for index, address in enumerate(w.pair_addresses(self.shared)):
+            pair = registers[2 * index : 2 * index + 2]
+            w.line(ptx.ld_shared("v2.f32", ptx.vector(pair), address))
+
+
+@dataclass(eq=False)
+class StoreVector(Op):
+    """`arg[coords..., first + r] = vector[r]` for rows inside the tensor.
+
+    Args:
+        vector: a row vector in registers.
+        coords: element coordinates, outermost first; the last is the first row's.
+        arg: the tensor, whose dtype is the vector's.
+    """
+
+    scopes: ClassVar[tuple[Scope, ...]] = (Scope.WARPGROUP,)
+    vector: Value = operand()
+    coords: tuple[Operand, ...] = operand()
+    arg: TensorArg = attribute()
+
+    def infer(self) -> tuple[TileType, ...]:
+        """Nothing; the vector must be a whole row vector of the tensor's dtype."""
+        kind = self.vector.type
+        if not isinstance(kind, RegVecType) or kind.axis != "row" or kind.partial:
+            raise LayoutError(f"store: wanted a whole row vector, got {kind}")
+        if kind.dtype != self.arg.type.dtype:
+            raise DTypeError(f"store: {self.arg.name} holds {self.arg.type.dtype}, got {kind}")
+        return ()
+
+    def effects(self) -> tuple[Effect, ...]:
+        """Reads the vector."""
+        return (Effect(Access.READ, self.vector),)
+
+    def emit(self, w: Any) -> None:
+        """One predicated `st.global` a row, by the first lane of each quad."""
+        base = w.new("b64", "address")
+        part = w.new("b64", "part")
+        w.line(ptx.alu("mov.b64", base, w.pointer(self.arg)))
+        last = self.arg.type.rank - 1
+        for dim, coord in enumerate(self.coords):
+            register = w.src(coord, "s32")
+            if dim == last:
+                row = w.new("b32", "row")
+                w.line(ptx.alu("add.s32", row, register, w.lane_row()))
+                register = row
+            w.line(ptx.alu("cvt.s64.s32", part, register))
+            w.line(ptx.alu("mul.lo.s64", part, part, w.stride(self.arg, dim)))
+            w.line(ptx.alu("mad.lo.s64", base, part, 4, base))
+        first = w.new("pred", "first_lane")
+        w.line(ptx.alu("setp.eq.s32", first, w.lane_col(), 0))
+        step = w.new("b64", "step")
+        w.line(ptx.alu("mul.lo.s64", step, w.stride(self.arg, last), 32))
+        for half, register in enumerate(w.regs(self.vector)):
+            inside = w.new("pred", "inside")
+            if half:
+                w.line(ptx.alu("add.s32", row, row, 8))
+                w.line(ptx.alu("add.s64", base, base, step))
+            w.line(ptx.alu("setp.lt.and.s32", inside, row, w.extent(self.arg, last), first))
+            w.line(ptx.st_global("f32", base, register), pred=inside)

@@ -1,0 +1,320 @@
+"""Scalar arithmetic, special registers, extents of arguments, mutable scalars."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from .. import dtypes
+from ..errors import DTypeError
+from ..ir import Access, Effect, Op, ScalarArg, TensorArg, Value, attribute, operand
+from ..ptx import instructions as ptx
+from ..tiles import ScalarType, TileType
+
+Operand = Value | int | float | bool
+
+# name -> PTX opcode by dtype. Integer division truncates, as PTX's does.
+BINARY: dict[str, dict[str, str]] = {
+    "add": {"s32": "add.s32", "u32": "add.u32", "f32": "add.rn.f32", "s64": "add.s64"},
+    "sub": {"s32": "sub.s32", "u32": "sub.u32", "f32": "sub.rn.f32", "s64": "sub.s64"},
+    "mul": {"s32": "mul.lo.s32", "u32": "mul.lo.u32", "f32": "mul.rn.f32", "s64": "mul.lo.s64"},
+    "div": {"s32": "div.s32", "u32": "div.u32", "f32": "div.rn.f32"},
+    "rem": {"s32": "rem.s32", "u32": "rem.u32"},
+    "min": {"s32": "min.s32", "u32": "min.u32", "f32": "min.f32"},
+    "max": {"s32": "max.s32", "u32": "max.u32", "f32": "max.f32"},
+    "and": {"s32": "and.b32", "u32": "and.b32", "pred": "and.pred"},
+    "or": {"s32": "or.b32", "u32": "or.b32", "pred": "or.pred"},
+    "xor": {"s32": "xor.b32", "u32": "xor.b32", "pred": "xor.pred"},
+    "shl": {"s32": "shl.b32", "u32": "shl.b32"},
+    "shr": {"s32": "shr.s32", "u32": "shr.u32"},
+}
+COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+UNARY: dict[str, tuple[str, ...]] = {
+    "exp2": ("ex2.approx.ftz.f32",),
+    "log2": ("lg2.approx.ftz.f32",),
+    "rcp": ("rcp.approx.ftz.f32",),
+    "neg": ("neg.f32",),
+    "abs": ("abs.f32",),
+}
+
+
+def scalar_dtype(value: Operand) -> dtypes.DType | None:
+    """The dtype of a scalar operand; None for a Python number, which takes the other's."""
+    if isinstance(value, Value):
+        assert isinstance(value.type, ScalarType), f"not a scalar: {value!r}"
+        return value.type.dtype
+    return None
+
+
+def common_dtype(name: str, *values: Operand) -> dtypes.DType:
+    """The one dtype of several scalar operands.
+
+    Raises:
+        DTypeError: two run-time operands differ, or a float meets an integer.
+    """
+    found = [d for d in map(scalar_dtype, values) if d is not None]
+    if any(d != found[0] for d in found):
+        raise DTypeError(
+            f"{name}: scalar operands have one dtype, got "
+            + " and ".join(f"{d.name}" for d in found),
+            hint="convert one with .to(dtype)",
+        )
+    if any(isinstance(v, float) for v in values) and not found[0].is_float:
+        raise DTypeError(
+            f"{name}: an integer scalar takes an int, got a float with {found[0].name}",
+            hint="convert the scalar with .to(tc.f32)",
+        )
+    return found[0]
+
+
+@dataclass(eq=False)
+class SpecialRegister(Op):
+    """A special register: `%tid.x`, `%ctaid.x`, `%nctaid.x` (PTX ISA section 10)."""
+
+    pure: ClassVar[bool] = True
+    name: str = attribute()
+
+    def infer(self) -> tuple[TileType, ...]:
+        """One s32."""
+        return (ScalarType(dtypes.s32),)
+
+    def emit(self, w: Any) -> None:
+        """`mov.u32 r, %name;`."""
+        w.line(ptx.alu("mov.u32", w.define(self.result), self.name))
+
+
+@dataclass(eq=False)
+class Extent(Op):
+    """The run-time extent of an axis of a tensor argument, in elements."""
+
+    pure: ClassVar[bool] = True
+    arg: TensorArg = attribute()
+    dim: int = attribute()
+
+    def infer(self) -> tuple[TileType, ...]:
+        """One s32."""
+        return (ScalarType(dtypes.s32),)
+
+    def emit(self, w: Any) -> None:
+        """`ld.param.u32`, once a kernel."""
+        w.alias(self.result, w.extent(self.arg, self.dim))
+
+
+@dataclass(eq=False)
+class ScalarArgument(Op):
+    """The value of a scalar argument."""
+
+    pure: ClassVar[bool] = True
+    arg: ScalarArg = attribute()
+
+    def infer(self) -> tuple[TileType, ...]:
+        """One scalar of the argument's dtype."""
+        return (ScalarType(dtypes.by_name(self.arg.dtype)),)
+
+    def emit(self, w: Any) -> None:
+        """`ld.param`, once a kernel."""
+        w.alias(self.result, w.scalar_argument(self.arg))
+
+
+@dataclass(eq=False)
+class Binary(Op):
+    """`d = a OP b` on scalars."""
+
+    pure: ClassVar[bool] = True
+    name: str = attribute()
+    a: Operand = operand()
+    b: Operand = operand()
+
+    def infer(self) -> tuple[TileType, ...]:
+        """The operands' dtype; DTypeError where the operation has none."""
+        dtype = common_dtype(self.name, self.a, self.b)
+        if dtype.name not in BINARY[self.name]:
+            raise DTypeError(
+                f"{self.name}: not defined on {dtype.name} scalars, "
+                f"wanted {' or '.join(BINARY[self.name])}"
+            )
+        return (ScalarType(dtype),)
+
+    def emit(self, w: Any) -> None:
+        """One instruction."""
+        dtype = self.result.type.dtype.name  # type: ignore[union-attr]
+        a, b = w.src(self.a, dtype), w.src(self.b, dtype)
+        w.line(ptx.alu(BINARY[self.name][dtype], w.define(self.result), a, b))
+
+
+@dataclass(eq=False)
+class Unary(Op):
+    """`d = OP a` on an f32 scalar: exp2, log2, rcp (approximate), neg, abs."""
+
+    pure: ClassVar[bool] = True
+    name: str = attribute()
+    a: Operand = operand()
+
+    def infer(self) -> tuple[TileType, ...]:
+        """One f32."""
+        dtype = common_dtype(self.name, self.a)
+        if dtype != dtypes.f32:
+            raise DTypeError(f"{self.name}: wanted an f32 scalar, got {dtype.name}")
+        return (ScalarType(dtypes.f32),)
+
+    def emit(self, w: Any) -> None:
+        """One instruction."""
+        source = w.src(self.a, "f32")
+        for opcode in UNARY[self.name]:
+            w.line(ptx.alu(opcode, w.define(self.result), source))
+
+
+@dataclass(eq=False)
+class Compare(Op):
+    """`p = a CMP b` on scalars."""
+
+    pure: ClassVar[bool] = True
+    name: str = attribute()
+    a: Operand = operand()
+    b: Operand = operand()
+
+    def infer(self) -> tuple[TileType, ...]:
+        """One predicate."""
+        common_dtype(self.name, self.a, self.b)
+        return (ScalarType(dtypes.pred),)
+
+    def emit(self, w: Any) -> None:
+        """`setp`."""
+        dtype = common_dtype(self.name, self.a, self.b).name
+        a, b = w.src(self.a, dtype), w.src(self.b, dtype)
+        w.line(ptx.alu(f"setp.{self.name}.{dtype}", w.define(self.result), a, b))
+
+
+@dataclass(eq=False)
+class Not(Op):
+    """`p = !a`."""
+
+    pure: ClassVar[bool] = True
+    a: Value = operand()
+
+    def infer(self) -> tuple[TileType, ...]:
+        """One predicate."""
+        return (ScalarType(dtypes.pred),)
+
+    def emit(self, w: Any) -> None:
+        """`not.pred`."""
+        w.line(ptx.alu("not.pred", w.define(self.result), w.src(self.a)))
+
+
+@dataclass(eq=False)
+class Select(Op):
+    """`d = a if p else b` on scalars."""
+
+    pure: ClassVar[bool] = True
+    p: Value = operand()
+    a: Operand = operand()
+    b: Operand = operand()
+
+    def infer(self) -> tuple[TileType, ...]:
+        """The operands' dtype; s32 for two Python ints, f32 for floats."""
+        if not isinstance(self.a, Value) and not isinstance(self.b, Value):
+            is_float = isinstance(self.a, float) or isinstance(self.b, float)
+            return (ScalarType(dtypes.f32 if is_float else dtypes.s32),)
+        return (ScalarType(common_dtype("select", self.a, self.b)),)
+
+    def emit(self, w: Any) -> None:
+        """`selp`."""
+        dtype = self.result.type.dtype.name  # type: ignore[union-attr]
+        a, b = w.src(self.a, dtype), w.src(self.b, dtype)
+        w.line(ptx.alu(f"selp.{dtype}", w.define(self.result), a, b, w.src(self.p)))
+
+
+# (from, to) -> PTX opcode
+CONVERSIONS = {
+    ("s32", "f32"): "cvt.rn.f32.s32",
+    ("u32", "f32"): "cvt.rn.f32.u32",
+    ("f32", "s32"): "cvt.rzi.s32.f32",
+    ("f32", "u32"): "cvt.rzi.u32.f32",
+    ("s32", "u32"): "mov.b32",
+    ("u32", "s32"): "mov.b32",
+}
+
+
+@dataclass(eq=False)
+class ConvertScalar(Op):
+    """`d = dtype(a)`: int to float rounds to nearest even, float to int truncates."""
+
+    pure: ClassVar[bool] = True
+    a: Value = operand()
+    dtype: dtypes.DType = attribute()
+
+    def infer(self) -> tuple[TileType, ...]:
+        """One scalar of the dtype."""
+        source = common_dtype("to", self.a)
+        if (source.name, self.dtype.name) not in CONVERSIONS:
+            raise DTypeError(f"to: no scalar conversion from {source.name} to {self.dtype.name}")
+        return (ScalarType(self.dtype),)
+
+    def emit(self, w: Any) -> None:
+        """`cvt`."""
+        source = common_dtype("to", self.a)
+        opcode = CONVERSIONS[source.name, self.dtype.name]
+        w.line(ptx.alu(opcode, w.define(self.result), w.src(self.a)))
+
+
+@dataclass(eq=False)
+class NewVar(Op):
+    """A mutable scalar place (`tc.var`), with its first value."""
+
+    initial: Operand = operand()
+    dtype: dtypes.DType = attribute()
+
+    def infer(self) -> tuple[TileType, ...]:
+        """One scalar place."""
+        return (ScalarType(self.dtype),)
+
+    def emit(self, w: Any) -> None:
+        """`mov` into its register."""
+        kind = self.dtype.name
+        w.line(ptx.alu(f"mov.{_move(kind)}", w.define(self.result), w.src(self.initial, kind)))
+
+
+@dataclass(eq=False)
+class GetVar(Op):
+    """The value of a mutable scalar now."""
+
+    var: Value = operand()
+
+    def infer(self) -> tuple[TileType, ...]:
+        """One scalar."""
+        return (self.var.type,)
+
+    def effects(self) -> tuple[Effect, ...]:
+        """Reads the place."""
+        return (Effect(Access.READ, self.var),)
+
+    def emit(self, w: Any) -> None:
+        """`mov` from its register: later writes leave this value alone."""
+        kind = self.var.type.dtype.name  # type: ignore[union-attr]
+        w.line(ptx.alu(f"mov.{_move(kind)}", w.define(self.result), w.src(self.var)))
+
+
+@dataclass(eq=False)
+class SetVar(Op):
+    """Writes a mutable scalar."""
+
+    var: Value = operand()
+    value: Operand = operand()
+
+    def infer(self) -> tuple[TileType, ...]:
+        """Nothing; the dtypes must agree."""
+        common_dtype("var.set", self.var, self.value)
+        return ()
+
+    def effects(self) -> tuple[Effect, ...]:
+        """Writes the place."""
+        return (Effect(Access.WRITE, self.var),)
+
+    def emit(self, w: Any) -> None:
+        """`mov` into its register."""
+        kind = self.var.type.dtype.name  # type: ignore[union-attr]
+        w.line(ptx.alu(f"mov.{_move(kind)}", w.src(self.var), w.src(self.value, kind)))
+
+
+def _move(kind: str) -> str:
+    return {"s32": "b32", "u32": "b32", "s64": "b64", "u64": "b64"}.get(kind, kind)

@@ -1,0 +1,1 @@
+"""Pipelines written in the language: rings, schedules, templates."""

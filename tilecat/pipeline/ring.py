@@ -1,0 +1,319 @@
+"""Rings of stages in shared memory, between a producer and its consumers.
+
+A ring of depth D has D copies of its tiles and, a stage, two mbarriers: `full`, completed by the
+bytes of the stage's loads, and `empty`, completed by one arrival of each consumer. The producer
+waits on empty, announces the bytes, loads; a consumer waits on full, computes, arrives on empty.
+Each side counts its own stage and phase. Who waits first on `empty` finds it complete: the
+producer starts at parity 1.
+
+    producer   wait empty[0] load 0 | wait empty[1] load 1 | wait empty[0] ...
+    consumer           wait full[0] mma 0, arrive empty[0] | wait full[1] ...
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..builder import add, current
+from ..errors import LayoutError, ScopeError, SyncError
+from ..ir import Scope
+from ..language.scalars import Var, binary, operand_of, select, var
+from ..language.values import GlobalTile, SharedTile
+from ..ops.memory import AllocShared, ViewShared
+from ..ops.sync import AllocBarriers, Arrive, ArriveExpect, FenceAsync, WaitBarrier
+from ..ops.tma import CopyByThreads, TmaLoad
+from ..tiles import SharedTileType
+
+PRODUCER_THREADS = 128
+
+
+class Slots:
+    """Tiles that travel through one ring: `count` of them a stage.
+
+    Used as a tile, it is the one of the current stage; `slots[i]` is tile i of it.
+    """
+
+    def __init__(self, ring: Ring, kind: SharedTileType, count: int, name: str):
+        self.ring = ring
+        self.kind = kind
+        self.count = count
+        self.alloc = add(AllocShared(kind, name, ring.depth * count, count))
+        self.loads = 0
+
+    def __getitem__(self, index: Any) -> Slot:
+        """Tile `index` of the current stage."""
+        if isinstance(index, int) and not 0 <= index < self.count:
+            raise LayoutError(f"{self.alloc.name}: {self.count} tiles a stage, got index={index}")  # type: ignore[attr-defined]
+        return Slot(self, index)
+
+    @property
+    def tile(self) -> SharedTile:
+        """The current stage's only tile."""
+        return self[0].tile
+
+    def load(self, source: GlobalTile) -> None:
+        """Loads the stage's only tile."""
+        self[0].load(source)
+
+    def wait(self) -> None:
+        """Consumer: waits until the current stage is full."""
+        self.ring.wait()
+
+    def release(self) -> None:
+        """Consumer: gives the current stage back, and goes to the next."""
+        self.ring.release()
+
+
+class Slot:
+    """One tile of the current stage of a ring."""
+
+    def __init__(self, slots: Slots, index: Any):
+        self.slots = slots
+        self.index = index
+
+    @property
+    def tile(self) -> SharedTile:
+        """Its shared tile."""
+        alloc, ring = self.slots.alloc, self.slots.ring
+        assert isinstance(alloc, AllocShared), "made in Slots"
+        position = binary("add", binary("mul", ring.stage, self.slots.count), self.index)
+        view = ViewShared(alloc.result, operand_of(position), alloc.stride_bytes, alloc.tile)
+        return SharedTile(add(view).result)
+
+    def load(self, source: GlobalTile) -> None:
+        """Producer: fills it; the ring is acquired at the first load of a step."""
+        self.slots.ring.acquire()
+        self.slots.loads += 1
+        self.slots.ring.fill(self.tile, source)
+
+
+class Ring:
+    """A ring of `depth` stages, its barriers, and the stage a role is at.
+
+    Args:
+        name: for reports.
+        depth: stages.
+        consumers: arrivals that free a stage.
+        parts: independent copies of the barriers, e.g. one a consumer for tiles each loads alone.
+    """
+
+    def __init__(self, name: str, depth: int, consumers: int, parts: int = 1):
+        self.name = name
+        self.depth = depth
+        self.slots: list[Slots] = []
+        self.full = add(AllocBarriers(f"{name} full", depth * parts))
+        self.empty = add(AllocBarriers(f"{name} empty", depth * parts, consumers))
+        self.tx_bytes = 0
+        self.by_threads = False
+        self.acquired: ArriveExpect | None = None
+        self._stage: Var | None = None
+        self._phase: Var | None = None
+        self.stage: Any = 0
+        self.phase: Any = 0
+
+    def begin(self, parity: int) -> None:
+        """A role starts: stage 0, waiting for `parity`."""
+        self._stage = var(0) if self.depth > 1 else None
+        self._phase = var(parity)
+        self.look()
+
+    def look(self) -> None:
+        """Reads the stage and phase the role is at, once for all their uses in a step."""
+        assert self._phase is not None, "begin comes first"
+        self.stage = self._stage.get() if self._stage is not None else 0
+        self.phase = self._phase.get()
+
+    def advance(self) -> None:
+        """On to the next stage; the phase turns after the last."""
+        assert self._phase is not None, "begin comes first"
+        if self._stage is None:
+            self._phase.set(self.phase ^ 1)
+            return
+        following = self.stage + 1
+        wrapped = following == self.depth
+        self._stage.set(select(wrapped, 0, following))
+        self._phase.set(select(wrapped, self.phase ^ 1, self.phase))
+
+    # ---- consumer
+
+    def wait(self) -> None:
+        """Waits until the stage is full."""
+        self.look()
+        add(WaitBarrier(self.full.result, operand_of(self.stage), operand_of(self.phase)))
+
+    def give_back(self, stage: Any, when: Any = None) -> None:
+        """One arrival on the stage's empty barrier."""
+        condition = None if when is None or when is True else operand_of(when)
+        add(Arrive(self.empty.result, operand_of(stage), condition))  # type: ignore[arg-type]
+
+    def release(self) -> None:
+        """Gives the stage back and goes on."""
+        self.give_back(self.stage)
+        self.advance()
+
+    # ---- producer
+
+    def acquire(self) -> None:
+        """Waits for the stage to be empty and announces its bytes, once a step."""
+        if self.acquired is not None:
+            return
+        self.look()
+        add(WaitBarrier(self.empty.result, operand_of(self.stage), operand_of(self.phase)))
+        self.acquired = self._announce(self.stage)
+
+    def _announce(self, index: Any) -> ArriveExpect:
+        op = add(ArriveExpect(self.full.result, operand_of(index)))
+        assert isinstance(op, ArriveExpect), "not a duplicate: it has effects"
+        self.tx_bytes = 0
+        return op
+
+    def fill(self, tile: SharedTile, source: GlobalTile, index: Any = None) -> None:
+        """One tile's load: by TMA, or by all threads of the producer where TMA cannot reach."""
+        kind, arg = tile.type, source.arg
+        if kind.order != arg.order and arg.tma:
+            raise LayoutError(
+                f"load_async: {arg.name} is {arg.order}-ordered in memory, got a tile {kind}",
+                hint=f"st[{kind.dtype.name}, {kind.rows}, {kind.cols}, {arg.name}.order]",
+            )
+        if kind.dtype != arg.type.dtype:
+            raise LayoutError(f"load_async: {arg.name} holds {arg.type.dtype}, got a tile {kind}")
+        coords = source.coords(kind.rows, kind.cols)
+        barrier = operand_of(self.stage if index is None else index)
+        if arg.tma:
+            op = add(TmaLoad(tile.value, coords, arg, self.full.result, barrier))
+            assert isinstance(op, TmaLoad), "not a duplicate: it has effects"
+            self.tx_bytes += op.num_bytes
+        else:
+            self.by_threads = True
+            add(CopyByThreads(tile.value, coords, arg))
+
+    def finish_step(self) -> None:
+        """After the load hole: bytes and arrivals are known; on to the next stage."""
+        if self.acquired is None:
+            raise SyncError(
+                f"ring {self.name}: the load hole must load it every step, got no load_async",
+                hint="load every pipe.input in @pipe.load",
+            )
+        self.settle(self.acquired, self.stage)
+        self.acquired = None
+        for slots in self.slots:
+            if slots.loads != slots.count:
+                raise SyncError(
+                    f"{slots.alloc.name}: each of its {slots.count} tiles is loaded once a step, "  # type: ignore[attr-defined]
+                    f"got {slots.loads} loads",
+                )
+            slots.loads = 0
+        self.advance()
+
+    def settle(self, announced: ArriveExpect, index: Any) -> None:
+        """Derives the bytes of the announcement and the arrivals of the full barrier."""
+        full = self.full
+        assert isinstance(full, AllocBarriers), "made in __init__"
+        announced.num_bytes = self.tx_bytes
+        full.expected_bytes = self.tx_bytes
+        full.arrivals = 1
+        if self.by_threads:
+            add(FenceAsync())
+            add(Arrive(full.result, operand_of(index), each=True))
+            full.arrivals = PRODUCER_THREADS + (1 if self.tx_bytes else 0)
+
+
+class Scratch:
+    """Tiles loaded once a task, one for each consumer, each behind barriers of its own.
+
+    The producer fills `scratch[i]` in `@pipe.begin`; consumer i waits, uses and releases its own.
+    """
+
+    def __init__(self, kind: SharedTileType, count: int, name: str):
+        self.kind = kind
+        self.count = count
+        self.alloc = add(AllocShared(kind, name, count))
+        self.ring = Ring(name, 1, 1, parts=count)
+        self.loaded: set[int] = set()
+        self.consumer: Any = None
+
+    def __getitem__(self, index: int) -> ScratchSlot:
+        """Tile of consumer `index`, to load."""
+        if not isinstance(index, int) or not 0 <= index < self.count:
+            raise LayoutError(f"scratch: an int below {self.count}, got {index!r}")
+        return ScratchSlot(self, index)
+
+    def view(self, index: Any) -> SharedTile:
+        """Tile of consumer `index`."""
+        alloc = self.alloc
+        assert isinstance(alloc, AllocShared), "made in __init__"
+        view = ViewShared(alloc.result, operand_of(index), alloc.stride_bytes, alloc.tile)
+        return SharedTile(add(view).result)
+
+    @property
+    def tile(self) -> SharedTile:
+        """This consumer's tile."""
+        self._in_consumer()
+        return self.view(self.consumer)
+
+    def _in_consumer(self) -> None:
+        if self.consumer is None or current().scope is not Scope.WARPGROUP:
+            raise ScopeError("scratch: used by consumers; the producer loads scratch[i]")
+
+    def wait(self) -> None:
+        """Consumer: waits until its tile is loaded."""
+        self._in_consumer()
+        self.ring.look()
+        consumer = operand_of(self.consumer)
+        add(WaitBarrier(self.ring.full.result, consumer, operand_of(self.ring.phase)))
+
+    def release(self) -> None:
+        """Consumer: its tile may be loaded for the next task."""
+        self._in_consumer()
+        self.ring.give_back(self.consumer)
+        self.ring.advance()
+
+    def finish_step(self) -> None:
+        """After the begin hole: every tile was loaded; the phase turns."""
+        if len(self.loaded) != self.count:
+            raise SyncError(
+                f"scratch: @pipe.begin loads each of its {self.count} tiles, "
+                f"got {sorted(self.loaded)}"
+            )
+        self.loaded.clear()
+        self.ring.advance()
+
+
+class ScratchSlot:
+    """One consumer's scratch tile, as the producer loads it."""
+
+    def __init__(self, scratch: Scratch, index: int):
+        self.scratch = scratch
+        self.index = index
+
+    def load(self, source: GlobalTile) -> None:
+        """Producer: waits until it is free, and fills it."""
+        ring = self.scratch.ring
+        if not self.scratch.loaded:
+            ring.look()
+        self.scratch.loaded.add(self.index)
+        add(WaitBarrier(ring.empty.result, self.index, operand_of(ring.phase)))
+        announced = ring._announce(self.index)
+        ring.fill(self.scratch.view(self.index), source, self.index)
+        ring.settle(announced, self.index)
+
+
+def load_async(destination: Any, source: GlobalTile) -> None:
+    """Loads a tile of a global tensor into a pipeline's input or scratch tile, asynchronously.
+
+    Args:
+        destination: an input (or `input[i]`) of a pipeline, or `scratch[i]`.
+        source: `A[row, col]`: tile coordinates on the last two axes, elements on the others.
+
+    Elements outside the tensor read as zero. Scope: the load holes of a pipeline. PTX:
+    `cp.async.bulk.tensor` (ISA 9.7.9.27.1.2), or a masked copy by the producer's threads where
+    strides or alignment rule TMA out.
+    """
+    if not isinstance(source, GlobalTile):
+        raise LayoutError(f"load_async: the source is a place in a tensor, got {source!r}",
+                          hint="tc.load_async(a, A[row, k])")
+    if not hasattr(destination, "load"):
+        raise LayoutError(
+            f"load_async: the destination is an input or scratch tile, got {destination!r}"
+        )
+    destination.load(source)

@@ -1,0 +1,102 @@
+"""Orders of tasks on a persistent grid: from a task's number to its coordinates.
+
+Each order is a `Schedule`: how many tasks there are and what task `t` is. A CTA takes tasks
+`ctaid, ctaid + grid, ...`, so neighbours in number run at one time and share the L2 cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ..language.scalars import binary, minimum_of
+
+
+@dataclass(frozen=True)
+class Task:
+    """Coordinates of one task, as run-time scalars.
+
+    Args:
+        index: its number.
+        coords: named coordinates; also attributes: `task.row`.
+    """
+
+    index: Any
+    coords: tuple[tuple[str, Any], ...]
+
+    def __getattr__(self, name: str) -> Any:
+        """A coordinate by name."""
+        for key, value in self.coords:
+            if key == name:
+                return value
+        raise AttributeError(f"a task has {', '.join(k for k, _ in self.coords)}, not {name}")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """An order of tasks.
+
+    Args:
+        name: for reports.
+        count: number of tasks, a run-time scalar or an int.
+        locate: from a task's number to its coordinates.
+    """
+
+    name: str
+    count: Any
+    locate: Callable[[Any], tuple[tuple[str, Any], ...]]
+
+    def task(self, index: Any) -> Task:
+        """Task number `index`."""
+        return Task(index, self.locate(index))
+
+
+def row_major(rows: Any, cols: Any) -> Schedule:
+    """Task t is block (t // cols, t mod cols). Coordinates: row, col."""
+
+    def locate(t: Any) -> tuple[tuple[str, Any], ...]:
+        row = binary("div", t, cols)
+        return (("row", row), ("col", t - row * cols))
+
+    return Schedule("row-major", rows * cols, locate)
+
+
+def grouped(rows_total: Any, cols: Any, *, rows: int = 8) -> Schedule:
+    """Groups of `rows` block rows, column by column inside a group ("supergroup" raster).
+
+    The CTAs that run at one time then cover a compact patch, which reads each block of A and B
+    once from memory and then from L2. Coordinates: row, col.
+
+    Args:
+        rows_total: block rows.
+        cols: block columns.
+        rows: block rows of a group; 1 is row-major.
+    """
+    if rows == 1:
+        return row_major(rows_total, cols)
+
+    def locate(t: Any) -> tuple[tuple[str, Any], ...]:
+        per_group = cols * rows
+        group = binary("div", t, per_group)
+        first = group * rows
+        height = minimum_of(rows_total - first, rows)
+        inside = t - group * per_group
+        col = binary("div", inside, height)
+        return (("row", first + inside - col * height), ("col", col))
+
+    return Schedule(f"groups of {rows} rows", rows_total * cols, locate)
+
+
+def sequence_first(tiles: Any, heads: Any, batch: Any) -> Schedule:
+    """All query tiles of one head, then the next head: its keys and values stay in L2.
+
+    Coordinates: tile, head, batch.
+    """
+
+    def locate(t: Any) -> tuple[tuple[str, Any], ...]:
+        plane = binary("div", t, tiles)
+        entry = binary("div", plane, heads)
+        return (("tile", t - plane * tiles), ("head", plane - entry * heads), ("batch", entry))
+
+    return Schedule("sequence first", tiles * heads * batch, locate)

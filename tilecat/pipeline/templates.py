@@ -1,0 +1,330 @@
+"""Pipeline templates: the user fills the holes, the template owns rings, roles and barriers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..builder import Builder, add, assigned_name, current
+from ..errors import Loc, ResourceError, ScopeError
+from ..ir import Access, Block, Role, Scope
+from ..language.control import one_thread, range_, when
+from ..language.functions import empty, fill, mma_wait
+from ..language.scalars import Scalar, Var, var
+from ..language.values import RegTile
+from ..ops.control import RoleSection
+from ..ops.mma import Mma, MmaWait
+from ..ops.scalar import SpecialRegister
+from ..ops.sync import InitBarriers, NamedBarrier
+from ..tiles import SharedTileType, rt
+from .output import CONSUMER_THREADS, Output
+from .ring import PRODUCER_THREADS, Ring, Scratch, Slots
+from .scheduler import Schedule
+
+Hole = Callable[..., None]
+MAX_STAGES = 8
+
+
+class Lcf:
+    """Load, compute, finish: one producer warpgroup feeds `consumers` warpgroups through rings.
+
+    Holes:
+        begin(task): loads of a task's scratch tiles (producer).
+        load(task, step): loads of one stage (producer).
+        compute(task, step): one step (consumers); or
+        consume(task, steps): a whole task, with waits and releases by hand (consumers).
+        finish(task): after the last step (consumers).
+
+    Args:
+        consumers: consumer warpgroups, 1 to 3.
+        stages: depth of the rings, 1 to 8.
+        tasks: order of the tasks.
+        steps: steps of a task, a scalar.
+    """
+
+    def __init__(self, *, consumers: int, stages: int, tasks: Schedule, steps: Any):
+        self.builder: Builder = current()
+        self.loc: Loc | None = self.builder.loc()
+        _check_int("consumers", consumers, 1, 3, self.loc)
+        _check_int("stages", stages, 1, MAX_STAGES, self.loc)
+        self.consumers = consumers
+        self.stages = stages
+        self.tasks = tasks
+        self.steps = steps
+        self.rings: dict[str, Ring] = {}
+        self.scratches: list[Scratch] = []
+        self.outputs: list[Output] = []
+        self.accumulators: list[RegTile] = []
+        self.holes: dict[str, tuple[Hole, Loc | None]] = {}
+        self._consumer: Scalar | None = None
+        self.builder.kernel.threads = consumers * CONSUMER_THREADS + PRODUCER_THREADS
+        self.builder.kernel.facts.update(template="lcf", stages=stages, consumers=consumers)
+        self.builder.finalizers.append(self.build)
+
+    # ---- what the kernel declares
+
+    def input(self, kind: SharedTileType, *, count: int = 1, ring: str = "stage") -> Slots:
+        """`count` tiles loaded each step, through the ring of that name.
+
+        Inputs of one ring fill and empty together; a ring of its own lets a tile be given back
+        earlier.
+        """
+        if ring not in self.rings:
+            self.rings[ring] = Ring(ring, self.stages, self.consumers)
+        slots = Slots(self.rings[ring], kind, count, self._name("input"))
+        self.rings[ring].slots.append(slots)
+        return slots
+
+    def scratch(self, kind: SharedTileType) -> Scratch:
+        """A tile for each consumer, loaded once a task by `@pipe.begin`."""
+        scratch = Scratch(kind, self.consumers, self._name("scratch"))
+        self.scratches.append(scratch)
+        return scratch
+
+    def output(self, kind: SharedTileType) -> Output:
+        """Staging of each consumer's results: `out.store(C[row, col], acc)` in a hole."""
+        output = Output(kind, self.consumers, self._name("output"))
+        self.outputs.append(output)
+        return output
+
+    def accumulator(self, dtype: Any, rows: int, cols: int) -> RegTile:
+        """A register tile that starts each task at zero: its first mma overwrites it."""
+        tile: RegTile = empty(rt[dtype, rows, cols])
+        self.accumulators.append(tile)
+        return tile
+
+    def _name(self, fallback: str) -> str:
+        return assigned_name(self.builder.loc()) or fallback
+
+    @property
+    def consumer(self) -> Scalar:
+        """Number of the consumer warpgroup that executes the hole."""
+        if self._consumer is None:
+            raise ScopeError(
+                "pipe.consumer: known in the consumers' holes only (compute, consume, finish)",
+                hint="the producer loads for all consumers: for i in range(consumers)",
+            )
+        return self._consumer
+
+    def begin(self, hole: Hole) -> Hole:
+        """Decorator of the begin hole."""
+        return self._fill("begin", hole)
+
+    def load(self, hole: Hole) -> Hole:
+        """Decorator of the load hole."""
+        return self._fill("load", hole)
+
+    def compute(self, hole: Hole) -> Hole:
+        """Decorator of the compute hole."""
+        return self._fill("compute", hole)
+
+    def consume(self, hole: Hole) -> Hole:
+        """Decorator of the consume hole."""
+        return self._fill("consume", hole)
+
+    def finish(self, hole: Hole) -> Hole:
+        """Decorator of the finish hole."""
+        return self._fill("finish", hole)
+
+    def _fill(self, name: str, hole: Hole) -> Hole:
+        code = hole.__code__
+        loc = Loc(code.co_filename, code.co_firstlineno)
+        if name in self.holes:
+            raise ScopeError(f"pipe.{name}: this hole is already filled", loc=loc)
+        if {"compute", "consume"} <= {name, *self.holes}:
+            raise ScopeError("lcf: fill compute (one step) or consume (a whole task)", loc=loc)
+        self.holes[name] = (hole, loc)
+        return hole
+
+    def _call(self, name: str, *args: Any) -> None:
+        if name in self.holes:
+            hole, loc = self.holes[name]
+            with self.builder.located(loc):
+                hole(*args)
+
+    # ---- building
+
+    def build(self) -> None:
+        """Emits the whole kernel around the holes; called when the trace ends."""
+        with self.builder.located(self.loc):
+            self._check_holes()
+            rings = [*self.rings.values(), *(s.ring for s in self.scratches)]
+            barriers = [b.result for ring in rings for b in (ring.full, ring.empty)]
+            add(InitBarriers(tuple(barriers)))
+            consumers = self.consumers * CONSUMER_THREADS
+            producer, consumer = self._budgets()
+            with _Section(self.builder, "producer", consumers, PRODUCER_THREADS, producer, False):
+                self._producer(consumers)
+            with _Section(self.builder, "consumer", 0, consumers, consumer, True):
+                self._consume()
+
+    def _check_holes(self) -> None:
+        for name in ("load", "compute" if "consume" not in self.holes else "consume"):
+            if name not in self.holes:
+                raise ScopeError(f"lcf: the hole `{name}` is not filled", loc=self.loc,
+                                 hint=f"@pipe.{name}")
+        if self.scratches and "begin" not in self.holes:
+            raise ScopeError("lcf: a scratch tile needs the hole `begin`", loc=self.loc,
+                             hint="@pipe.begin")
+        if not self.rings:
+            raise ScopeError("lcf: needs at least one pipe.input", loc=self.loc)
+
+    def _budgets(self) -> tuple[int | None, int | None]:
+        """Registers a thread of the producer and of a consumer: `setmaxnreg`'s two numbers.
+
+        All warps of the CTA together have the SM's registers. The producer keeps 40 (32 with
+        three consumers, whose share is a multiple of 8 then); with one consumer the launch
+        gives each thread the most there is.
+        """
+        arch, threads = self.builder.arch, self.builder.kernel.threads
+        total = arch.limit("registers_per_sm")
+        if total // threads >= arch.limit("registers_per_thread"):
+            return None, None
+        producer = 40 if self.consumers < 3 else 32
+        left = total - producer * PRODUCER_THREADS
+        consumer = left // (self.consumers * CONSUMER_THREADS) // 8 * 8
+        self.builder.kernel.facts.update(registers={"producer": producer, "consumer": consumer})
+        return producer, min(consumer, arch.limit("setmaxnreg_max"))
+
+    def _persistent(self) -> Any:
+        first = Scalar(add(SpecialRegister("%ctaid.x")).result)
+        step = Scalar(add(SpecialRegister("%nctaid.x")).result)
+        return range_(first, self.tasks.count, step)
+
+    def _producer(self, first_thread: int) -> None:
+        if all(getattr(arg, "tma", True) for arg in self.builder.kernel.args):
+            with one_thread(first_thread):
+                self._produce()
+        else:
+            self._produce()
+
+    def _produce(self) -> None:
+        scratches, rings = self.scratches, list(self.rings.values())
+        for ring in (*rings, *(s.ring for s in scratches)):
+            ring.begin(parity=1)
+        for number in self._persistent():
+            task = self.tasks.task(number)
+            self._call("begin", task)
+            for scratch in scratches:
+                scratch.finish_step()
+            for step in range_(self.steps):
+                self._call("load", task, step)
+                for ring in rings:
+                    ring.finish_step()
+
+    def _consume(self) -> None:
+        thread = Scalar(add(SpecialRegister("%tid.x")).result)
+        self._consumer = thread >> 7
+        for part in (*self.scratches, *self.outputs):
+            part.consumer = self._consumer
+        for ring in (*self.rings.values(), *(s.ring for s in self.scratches)):
+            ring.begin(parity=0)
+        for number in self._persistent():
+            task = self.tasks.task(number)
+            if "consume" in self.holes:
+                self._call("consume", task, self.steps)
+            else:
+                self._steps(task)
+            self._call("finish", task)
+        for output in self.outputs:
+            output.drain()
+
+    def _steps(self, task: Any) -> None:
+        rings = list(self.rings.values())
+        lagging = self.stages > 1
+        previous = {ring.name: var(0) for ring in rings} if lagging else {}
+        for step in range_(self.steps):
+            for ring in rings:
+                ring.wait()
+            for acc in self.accumulators:
+                acc.accumulate = step > 0
+            start = len(self.builder.block.ops)
+            self._call("compute", task, step)
+            hole = Block(self.builder.block)
+            hole.ops = self.builder.block.ops[start:]
+            lagging = self._end_step(rings, previous, step, hole)
+        if lagging:
+            mma_wait(0)
+            for ring in rings:
+                ring.give_back(previous[ring.name].get(), self.steps > 0)
+        with when(self.steps == 0):
+            for acc in self.accumulators:
+                fill(acc, 0.0)
+        for acc in self.accumulators:
+            acc.accumulate = True
+
+    def _end_step(
+        self, rings: list[Ring], previous: dict[str, Var], step: Scalar, hole: Block
+    ) -> bool:
+        """Gives back what the step has read: at once, or a step later if its mma is in flight."""
+        pending = _mma_left(hole)
+        if _reads_by_threads(hole, rings):
+            add(NamedBarrier((self.consumer + 1).value, CONSUMER_THREADS))
+        if not pending or not previous:
+            if pending:
+                mma_wait(0)
+            for ring in rings:
+                ring.release()
+            return False
+        mma_wait(pending)
+        for ring in rings:
+            before = previous[ring.name]
+            ring.give_back(before.get(), step > 0)
+            before.set(ring.stage)
+            ring.advance()
+        return True
+
+
+class _Section:
+    """Context of one role's code."""
+
+    def __init__(
+        self, builder: Builder, name: str, first: int, count: int, registers: int | None, grow: bool
+    ):
+        self.builder = builder
+        body = builder.child()
+        last = first + count - 1
+        builder.kernel.roles.append(Role(first, last, name))
+        builder.add(RoleSection(name, first, last, registers, grow, body))
+        self.context = builder.within(body, Scope.WARPGROUP)
+
+    def __enter__(self) -> None:
+        self.context.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self.context.__exit__(*error)
+
+
+def _mma_left(hole: Block) -> int:
+    pending = 0
+    for op in hole.ops:
+        if isinstance(op, Mma):
+            pending += 1
+        elif isinstance(op, MmaWait):
+            pending = min(pending, op.pending)
+        elif any(isinstance(inner, Mma) for block in op.blocks() for inner in block.walk()):
+            pending += 1
+    return pending
+
+
+def _reads_by_threads(hole: Block, rings: list[Ring]) -> bool:
+    allocs = {id(s.alloc.result) for ring in rings for s in ring.slots}
+    for op in hole.walk():
+        for effect in op.effects():
+            source = effect.value.op
+            root = source.operands()[0] if source is not None and source.operands() else None
+            if effect.access is Access.READ and root is not None and id(root) in allocs:
+                return True
+    return False
+
+
+def _check_int(name: str, value: Any, low: int, high: int, loc: Loc | None) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise ResourceError(
+            f"lcf: {name} is a compile-time int from {low} to {high}, got {name}={value!r}", loc=loc
+        )
+
+
+def lcf(*, consumers: int, stages: int, tasks: Schedule, steps: Any) -> Lcf:
+    """A load-compute-finish pipeline (see `Lcf`), on a persistent grid."""
+    return Lcf(consumers=consumers, stages=stages, tasks=tasks, steps=steps)

@@ -1,0 +1,1 @@
+"""PTX instruction text: one function an instruction, in the manual's order of modifiers."""
