@@ -371,7 +371,9 @@ def test_vectors_lie_with_the_tile(dtype, warps, order):
     shape = (32 * warps, 96)
     tile = RegisterLayout(dtype, *(shape if order == "row" else shape[::-1]), warps, order)
     for axis, kinds in (("rows", ("aligned", "orthogonal")), ("cols", ("orthogonal", "aligned"))):
-        vector = tile.vector(axis)
+        vector = tile.vector(axis, f32)
+        assert vector.dtype is f32
+        assert tile.vector(axis).dtype is dtype
         assert vector.kind == kinds[ORDERS.index(order)]
         thread, index = np.indices((tile.threads, vector.elements_per_thread))
         held = vector.position(thread, index)

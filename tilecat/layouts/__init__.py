@@ -17,21 +17,27 @@ from .banks import (
 )
 from .descriptors import DescriptorFields, MatrixDescriptor, matrix_descriptor
 from .linear import LinearMap
-from .registers import RegisterLayout, VectorLayout
+from .registers import Fragment, RegisterLayout, VectorLayout
 from .shared import SharedLayout
+from .shuffle import LaneFunction, LayoutChange, Round, layout_change
 
 __all__ = [
     "Access",
     "AccessPlan",
     "DescriptorFields",
+    "Fragment",
+    "LaneFunction",
     "LaneTerm",
+    "LayoutChange",
     "LinearMap",
     "MatrixDescriptor",
     "RegisterLayout",
+    "Round",
     "SharedLayout",
     "VectorLayout",
     "bank_conflicts",
     "ideal_wavefronts",
+    "layout_change",
     "ldmatrix_conflicts",
     "matrix_descriptor",
     "matrix_mode",

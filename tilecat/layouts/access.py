@@ -245,7 +245,7 @@ def _plan(
     inside = shared.swizzle_bytes or 1
     threads = np.arange(len(moved))
     bits = 1 << np.arange((len(moved) - 1).bit_length())
-    chunk_terms = _xor_terms([int(x) for x in (moved % inside ^ accesses[0].flip)[bits]])
+    chunk_terms = xor_terms([int(x) for x in (moved % inside ^ accesses[0].flip)[bits]])
     line_terms = _sum_terms([int(x) for x in (moved - moved % inside)[bits]])
     lanes = WARP if matrices == 0 else matrices * MATRIX_ROWS
     warps = offsets.reshape(len(offsets), -1, WARP)[..., :lanes]
@@ -265,7 +265,7 @@ def _plan(
     return plan
 
 
-def _xor_terms(columns: list[int]) -> tuple[LaneTerm, ...]:
+def xor_terms(columns: list[int]) -> tuple[LaneTerm, ...]:
     """Terms to XOR: thread bits that move by the same distance go together."""
     terms = []
     distances = sorted(

@@ -74,6 +74,7 @@ class RegisterLayout:
         cols: a multiple of 8 (N of wgmma), of 32 for 8-bit types.
         warps: 1 (a warp's tile) or 4 (a warpgroup's, 16 rows a warp in each 64).
         order: "row" or "col".
+        kept: the fragment of another dtype, for a tile converted in place; see `cast`.
     """
 
     dtype: DType
@@ -81,6 +82,7 @@ class RegisterLayout:
     cols: int
     warps: int
     order: str = "row"
+    kept: Fragment | None = None
 
     def __post_init__(self) -> None:
         """Check the shape."""
@@ -88,8 +90,17 @@ class RegisterLayout:
 
     @property
     def fragment(self) -> Fragment:
-        """The fragment its dtype takes."""
-        return fragment_of(self.dtype)
+        """The fragment its dtype takes, or the one it kept."""
+        return self.kept or fragment_of(self.dtype)
+
+    def cast(self, dtype: DType) -> RegisterLayout:
+        """The layout after converting every element where it is: no element changes its thread.
+
+        It equals the dtype's own layout unless the fragments differ: f32 to e4m3 keeps pairs,
+        where e4m3 as an operand has quads; `layout_change` finds the shuffles between them.
+        """
+        kept = None if self.fragment == fragment_of(dtype) else self.fragment
+        return RegisterLayout(dtype, self.rows, self.cols, self.warps, self.order, kept)
 
     @property
     def threads(self) -> int:
@@ -145,7 +156,9 @@ class RegisterLayout:
         along = (axis == "rows") == (self.order == "row")
         length = self.rows if axis == "rows" else self.cols
         kind = "aligned" if along else "orthogonal"
-        return VectorLayout(dtype or self.dtype, length, self.warps, kind)
+        dtype = dtype or self.dtype
+        kept = None if self.fragment == fragment_of(dtype) else self.fragment
+        return VectorLayout(dtype, length, self.warps, kind, kept)
 
     def same_places(self, other: RegisterLayout) -> bool:
         """Whether every element has the same thread and index in both, dtype aside."""
@@ -175,16 +188,23 @@ class VectorLayout:
         length: a multiple of 16 * warps (aligned), of 8 (orthogonal; 32 for 8-bit types).
         warps: 1 or 4.
         kind: "aligned", "orthogonal" or "plain".
+        kept: the fragment of a tile of another dtype that it goes with.
     """
 
     dtype: DType
     length: int
     warps: int
     kind: str
+    kept: Fragment | None = None
 
     def __post_init__(self) -> None:
         """Check the kind and the length."""
         _check_vector(self)
+
+    @property
+    def fragment(self) -> Fragment:
+        """The fragment of the tile it goes with."""
+        return self.kept or fragment_of(self.dtype)
 
     @property
     def threads(self) -> int:
@@ -210,7 +230,7 @@ class VectorLayout:
         lane, warp = thread % LANES, thread // LANES
         if self.kind == "aligned":
             return 16 * (self.warps * (index // 2) + warp) + lane // 4 + 8 * (index % 2)
-        run, step = fragment_of(self.dtype).run, fragment_of(self.dtype).step
+        run, step = self.fragment.run, self.fragment.step
         return step * (index // run) + run * (lane % 4) + index % run
 
     def index_of(self, position: Any) -> tuple[Any, Any]:
@@ -220,7 +240,7 @@ class VectorLayout:
         if self.kind == "aligned":
             warp, block = position // 16 % self.warps, position // (16 * self.warps)
             return LANES * warp + position % 8 * 4, 2 * block + position // 8 % 2
-        run, step = fragment_of(self.dtype).run, fragment_of(self.dtype).step
+        run, step = self.fragment.run, self.fragment.step
         return position % step // run, run * (position // step) + position % run
 
 
@@ -236,7 +256,7 @@ def _check_register_shape(layout: RegisterLayout) -> None:
             f"register tile: warps must be 1 or 4, got warps={warps!r} ({type(warps).__name__})",
             hint="a warp's tile or a warpgroup's",
         )
-    across = 32 if dtype.bits == 8 else 8
+    across = 32 if dtype.bits == 8 and layout.kept is None else 8
     units = {"rows": 16 * warps, "cols": across}
     if order == "col":
         units = {"rows": across, "cols": 16 * warps}
@@ -255,7 +275,7 @@ def _check_vector(layout: VectorLayout) -> None:
     units = {
         "aligned": 16 * layout.warps,
         "plain": 1,
-        "orthogonal": 32 if layout.dtype.bits == 8 else 8,
+        "orthogonal": 32 if layout.dtype.bits == 8 and layout.kept is None else 8,
     }
     if layout.kind not in units:
         raise LayoutError(
