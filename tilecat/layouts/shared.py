@@ -145,7 +145,9 @@ class SharedLayout:
         Raises:
             LayoutError: outside the tile.
         """
-        if not (_is_index(row) and _is_index(col)):
+        if _is_index(row) and _is_index(col):
+            row, col = int(row), int(col)
+        else:
             row, col = np.asarray(row, np.int64), np.asarray(col, np.int64)
         _check_inside(self, row, col)
         line, elem = (row, col) if self.order == "row" else (col, row)
@@ -214,11 +216,15 @@ def _check_swizzle(layout: SharedLayout) -> None:
 
 def _check_inside(layout: SharedLayout, row: Any, col: Any) -> None:
     for axis, index, extent in (("row", row, layout.rows), ("col", col, layout.cols)):
-        index = np.asarray(index)
-        if index.size and (index.min() < 0 or index.max() >= extent):
+        if isinstance(index, int):
+            low = high = index
+        elif index.size:
+            low, high = int(index.min()), int(index.max())
+        else:
+            continue
+        if low < 0 or high >= extent:
             raise LayoutError(
-                f"shared tile: {axis} must be in [0, {extent}), "
-                f"got {axis} from {index.min()} to {index.max()}"
+                f"shared tile: {axis} must be in [0, {extent}), got {axis} from {low} to {high}"
             )
 
 
