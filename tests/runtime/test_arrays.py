@@ -198,6 +198,9 @@ def test_overlaps_tells_interleaved_slices_from_shared_ones():
     assert not arrays.overlaps(whole, arrays.view(np.zeros(4, np.float32)))
     assert not arrays.overlaps(whole, arrays.view(x[:0]))
     assert arrays.overlaps(arrays.view(x[::-1]), arrays.view(x[:1]))
+    flipped, below = arrays.view(x[4:][::-1]), arrays.view(x[:4])
+    assert not arrays.overlaps(flipped, below) and not arrays.overlaps(below, flipped)
+    assert arrays.overlaps(flipped, arrays.view(x[3:5]))
 
 
 def tensor(shape, strides, ptr=1024, dtype="bf16"):

@@ -78,6 +78,12 @@ def test_assemble_goes_on_without_a_cache_and_warns_once(tmp_path, monkeypatch):
     assert str(folder) in warning and "TILECAT_CACHE_DIR" in warning
 
 
+def test_assemble_without_a_cache_leaves_no_folder(cache_folder, monkeypatch):
+    monkeypatch.setenv("TILECAT_CACHE_BYTES", "0")
+    assert [compile.assemble(tiny()).from_cache for _ in range(2)] == [False, False]
+    assert not cache_folder.exists()
+
+
 def assemble_in_process(barrier, queue):
     barrier.wait()
     made = compile.assemble(spilling(512), allow_spills=True)

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 from ..codegen.module import PtxModule
@@ -129,7 +130,7 @@ def _assemble_once(
         The cubin and log, and whether the cache had them.
     """
     assembler = deferred.assembler()
-    with assembler.locked(cache.root, key):
+    with assembler.locked(cache.root, key) if cache.max_bytes else nullcontext():
         stored = _load(cache, key)
         if stored is not None:
             return stored, True

@@ -127,7 +127,8 @@ class Launcher:
         else:
             handle = stream if type(stream) is int else stream_handle(stream)
         extents = loaded.grid if grid is None else self._extents(grid)
-        if driver.current_context() == loaded.gpu.context:
+        error, context = cuda.cuCtxGetCurrent()
+        if not error and int(context) == loaded.gpu.context:
             status = self._launch(block, extents, handle)
         else:
             with driver.made_current(loaded.gpu):
@@ -172,7 +173,8 @@ class Launcher:
                 f"with {self.module.cluster} CTAs a cluster",
                 hint=f"grid={-(-extents[0] // self.module.cluster) * self.module.cluster}",
             )
-        return (extents + (1, 1))[:3]
+        x, y, z = (*extents, 1, 1)[:3]
+        return x, y, z
 
     def _prepare(self, key: tuple[Any, ...], args: Sequence[Any]) -> _Block:
         gpu = driver.device(self._device_of(args))
