@@ -124,12 +124,13 @@ def attention(q: Any, k: Any, v: Any, scale: float | None = None) -> tuple[Refer
         weights = np.exp(scores - largest)
         total = weights.sum(axis=3, keepdims=True)
         lse = (largest + np.log(total))[..., 0]
+        terms = (np.abs(largest) + np.abs(np.log(total)))[..., 0]
         probabilities = weights / total
         out = probabilities @ v64
         products = abs(scale) * (np.abs(q64) @ np.abs(k64).swapaxes(2, 3))
         score_error = _score_error(products, scores, q64.shape[3])
         out_error = _attention_error(probabilities, v64, score_error, as_numpy(v).dtype)
-        lse_error = score_error + accumulation(k64.shape[2]) + 4 * TRUNCATION * (1 + np.abs(lse))
+        lse_error = score_error + accumulation(k64.shape[2]) + 4 * TRUNCATION * (1 + terms)
     return Reference(out, out_error), Reference(lse, lse_error)
 
 
