@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import io
+import re
 import subprocess
 import sys
 import tokenize
@@ -254,6 +255,13 @@ def test_asserts_have_a_message():
         if isinstance(node, ast.Assert) and node.msg is None
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_environment_page_lists_every_variable():
+    page = (ROOT / "docs" / "environment.md").read_text(encoding="utf-8")
+    source = "".join(path.read_text(encoding="utf-8") for path in python_files(PACKAGE))
+    documented = set(re.findall(r"^\| `(TILECAT_\w+)`", page, re.M))
+    assert documented == set(re.findall(r"\bTILECAT_[A-Z_]+\b", source))
 
 
 IMPORT_PROBE = """
