@@ -1,0 +1,233 @@
+"""mbarrier objects. PTX ISA 9.7.13.15."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tilecat.sim.fibers import Fiber, cut
+from tilecat.sim.parse import Instruction, Sink
+from tilecat.sim.report import OFFSET_MASK, RANK_SHIFT
+from tilecat.sim.table import AGAIN, BLOCK, NEXT, Row
+
+if TYPE_CHECKING:
+    from tilecat.sim.core import Machine
+
+MAX_COUNT = (1 << 20) - 1
+_HINT_RUNS_OUT = 0.05
+
+
+class MBarrier:
+    """State of one mbarrier: phase, pending arrivals and bytes, and the clocks it carries."""
+
+    def __init__(self, machine: Machine, key: tuple[int, int], count: int, warp: int, pc: int):
+        self.key, self.count, self.pending, self.bytes, self.phase = key, count, count, 0, 0
+        self.done, self.current = machine.clocks.new(), machine.clocks.new()
+        self.waiters: list[Fiber] = []
+        self.init_warp, self.init_pc, self.fenced = warp, pc, False
+        self.init_time = int(machine.clocks.know[warp, 0, warp])
+        self.agent: int | None = None
+        self.issued, self.issued_pc = 0, -1
+
+    def name(self, machine: Machine) -> str:
+        """Its name, or its address."""
+        return machine.reporter.barrier(*self.key)
+
+    def state(self, machine: Machine) -> str:
+        """What its waiters wait for."""
+        arrived = self.count - self.pending
+        return (f"{self.name(machine)}, phase {self.phase}: {arrived} of {self.count} arrivals, "
+                f"{self.bytes} bytes missing")  # fmt: skip
+
+    def loads_agent(self, machine: Machine) -> int:
+        """The agent whose time is the phase that its loads complete."""
+        if self.agent is None:
+            self.agent = machine.clocks.agent(f"async copies that complete on {self.name(machine)}")
+        return self.agent
+
+    def arrive(self, machine: Machine, item: Instruction, count: int) -> None:
+        """Count arrivals; the phase may end."""
+        if count > self.pending:
+            machine.fault("mbarrier", item, f"{self.name(machine)}: {count} arrivals, but only "
+                          f"{self.pending} of {self.count} are pending in phase {self.phase}")  # fmt: skip
+        self.pending -= count
+        self.advance(machine)
+
+    def expect(self, machine: Machine, item: Instruction, num_bytes: int) -> None:
+        """Raise the transaction count."""
+        self.bytes += num_bytes
+        if abs(self.bytes) > MAX_COUNT:
+            machine.fault("mbarrier", item, f"{self.name(machine)}: transaction count {self.bytes} "
+                          f"leaves +-{MAX_COUNT}")  # fmt: skip
+
+    def advance(self, machine: Machine) -> None:
+        """End the phase if nothing is pending."""
+        if self.pending or self.bytes:
+            return
+        self.phase += 1
+        self.pending = self.count
+        machine.idle_polls = 0
+        np.maximum(self.done.values, self.current.values, out=self.done.values)
+        self.current.values[:] = 0
+        for fiber in self.waiters:
+            machine.blocked.pop(fiber)
+            machine.fibers.append(fiber)
+        self.waiters = []
+
+
+def find(
+    machine: Machine, item: Instruction, address: int, thread: int, *, remote: bool = False,
+    by_async: bool = False,
+) -> MBarrier:  # fmt: skip
+    """The mbarrier at an address, checked for init, order after init, and its fence."""
+    key = (address >> RANK_SHIFT, address & OFFSET_MASK)
+    away = key[0] != thread // machine.block
+    if away and not remote:
+        machine.fault("mbarrier", item, f"shared::cta address {address:#x} names an mbarrier of "
+                      f"CTA {key[0]} of the cluster")  # fmt: skip
+    barrier = machine.mbarriers.get(key)
+    if barrier is None:
+        machine.fault("mbarrier", item, f"{machine.reporter.barrier(*key)} is used before its init")
+    if machine.races:
+        warp = thread // 32
+        if machine.clocks.know[warp, 0, barrier.init_warp] < barrier.init_time:
+            machine.report("race", item, f"{barrier.name(machine)} used with no order after its init",
+                           barrier.init_pc)  # fmt: skip
+    # fence.mbarrier_init makes the init visible in the cluster (9.7.13.4): needed for clusters.
+    if away and not barrier.fenced or by_async and machine.ctas > 1 and not barrier.fenced:
+        machine.report("fence", item, f"{barrier.name(machine)} used by another CTA or the async "
+                       "proxy of a cluster without fence.mbarrier_init", barrier.init_pc)  # fmt: skip
+    return barrier
+
+
+def _init(machine: Machine, fiber: Fiber, item: Instruction) -> None:
+    for thread in machine.active(fiber, item):
+        address = machine.address(item, item.args[0], thread)
+        offset = machine.own_offset(item, address, thread, 8)
+        count = machine.value(item, item.args[1], thread)
+        if offset % 8:
+            machine.fault("align", item, f"mbarrier at {offset:#x} is not 8-byte aligned")
+        if not 1 <= count <= MAX_COUNT:
+            machine.fault("mbarrier", item, f"count 1 to {MAX_COUNT}, got {count}")
+        key = (thread // machine.block, offset)
+        old = machine.mbarriers.get(key)
+        if old is not None and (old.waiters or old.bytes):
+            machine.report("mbarrier", item, f"init of {old.state(machine)}, which is in use")
+        machine.mbarriers[key] = MBarrier(machine, key, count, thread // 32, item.pc)
+
+
+def _inval(machine: Machine, fiber: Fiber, item: Instruction) -> None:
+    for thread in machine.active(fiber, item):
+        barrier = find(machine, item, machine.address(item, item.args[0], thread), thread)
+        if barrier.waiters or barrier.bytes:
+            machine.report("mbarrier", item, f"inval of {barrier.state(machine)}, which is in use")
+        del machine.mbarriers[barrier.key]
+
+
+def _arrive(machine: Machine, fiber: Fiber, item: Instruction) -> None:
+    """mbarrier.arrive, .arrive.expect_tx, .arrive_drop: 9.7.13.15.13, 9.7.13.15.14."""
+    has_state = not isinstance(item.args[0], Sink)
+    remote = "shared::cluster" in item.mods
+    expects, drop = "expect_tx" in item.mods, "arrive_drop" in item.mods
+    if has_state and remote:
+        machine.unsupported(item, "a remote arrive has no state: the destination must be _")
+    for thread in machine.active(fiber, item):
+        address = machine.address(item, item.args[1], thread)
+        barrier = find(machine, item, address, thread, remote=remote)
+        operand = machine.value(item, item.args[2], thread) if len(item.args) > 2 else 1
+        if has_state:
+            machine.registers.raw(item.args[0], thread, thread + 1)[0] = barrier.phase
+        if barrier.key[0] != thread // machine.block:
+            note_remote(machine, item, barrier.key[0], thread // 32)
+        if "relaxed" not in item.mods:
+            machine.clocks.release(thread // 32, thread // 32 + 1, barrier.current)
+        if expects:
+            barrier.expect(machine, item, operand)
+        if drop:
+            barrier.count -= 1 if expects else operand
+        if barrier.count < 0:
+            machine.fault("mbarrier", item, f"{barrier.name(machine)}: more dropped than its count")
+        barrier.arrive(machine, item, 1 if expects else operand)
+
+
+def check_alive(machine: Machine, item: Instruction, cta: int, warp: int) -> None:
+    """Shared memory of a CTA that has exited is gone."""
+    if not machine.alive[cta]:
+        who = machine.reporter.threads(warp * 32, warp * 32 + 31)
+        machine.report("exit", item, f"{who} uses shared memory of CTA {cta}, which has exited")
+
+
+def note_remote(machine: Machine, item: Instruction, cta: int, warp: int) -> None:
+    """A warp touches another CTA's shared memory: that CTA must still be there."""
+    check_alive(machine, item, cta, warp)
+    time = int(machine.clocks.know[warp, 0, warp])
+    machine.remote.setdefault(cta, {})[warp] = (time, item.pc)
+
+
+def _expect_tx(machine: Machine, fiber: Fiber, item: Instruction) -> None:
+    """mbarrier.expect_tx, .complete_tx: 9.7.13.15.11, 9.7.13.15.12."""
+    completes = "complete_tx" in item.mods
+    for thread in machine.active(fiber, item):
+        address = machine.address(item, item.args[0], thread)
+        barrier = find(machine, item, address, thread, remote="shared::cluster" in item.mods)
+        num_bytes = machine.value(item, item.args[1], thread)
+        barrier.expect(machine, item, -num_bytes if completes else num_bytes)
+        if completes:
+            barrier.advance(machine)
+
+
+def _wait(machine: Machine, fiber: Fiber, item: Instruction):
+    """mbarrier.try_wait, .test_wait, with a parity or a state: 9.7.13.15.16."""
+    parity = "parity" in item.mods
+    lo, hi = fiber.lo, fiber.hi
+    if item.predicate is not None:
+        mask = machine.active_mask(fiber, item)
+        if not mask.any():
+            return NEXT
+        if not mask.all():
+            return cut(machine, fiber, mask)
+    addresses = machine.addresses(item, item.args[1], lo, hi)
+    phases = machine.values(item, item.args[2], "u32" if parity else "u64", lo, hi)
+    if hi - lo > 1 and not ((addresses == addresses[0]).all() and (phases == phases[0]).all()):
+        return cut(machine, fiber, np.stack([addresses, phases.astype(np.int64)], 1))
+    barrier = find(machine, item, int(addresses[0]), lo)
+    result = machine.registers.raw(item.args[0], lo, hi)
+    done = (barrier.phase & 1) != (int(phases[0]) & 1) if parity else barrier.phase > int(phases[0])
+    if done:
+        result[:] = True
+        if "relaxed" not in item.mods:
+            machine.clocks.acquire(*fiber.warps, barrier.done)
+        return NEXT
+    if "test_wait" in item.mods:
+        result[:] = False
+        return AGAIN
+    if machine.policy == "random" and machine.random.random() < _HINT_RUNS_OUT:
+        result[:] = False  # the suspend-time hint may run out: a program must loop
+        return AGAIN
+    fiber.waits_for = barrier
+    barrier.waiters.append(fiber)
+    return BLOCK
+
+
+_ORDER = "{.release,.relaxed}{.cta,.cluster}"
+TABLE = (
+    Row("mbarrier.init(.shared,.shared::cta).b64", "m r", _init, "9.7.13.15.9"),
+    Row("mbarrier.inval(.shared,.shared::cta).b64", "m", _inval, "9.7.13.15.10"),
+    Row(f"mbarrier.arrive{_ORDER}(.shared,.shared::cta,.shared::cluster).b64", "d m r?", _arrive,
+        "9.7.13.15.13"),
+    Row(f"mbarrier.arrive.expect_tx{_ORDER}(.shared,.shared::cta,.shared::cluster).b64", "d m r",
+        _arrive, "9.7.13.15.13"),
+    Row(f"mbarrier.arrive_drop{_ORDER}(.shared,.shared::cta,.shared::cluster).b64", "d m r?",
+        _arrive, "9.7.13.15.14"),
+    Row(f"mbarrier.arrive_drop.expect_tx{_ORDER}(.shared,.shared::cta,.shared::cluster).b64",
+        "d m r", _arrive, "9.7.13.15.14"),
+    Row("mbarrier.expect_tx{.relaxed}{.cta,.cluster}(.shared,.shared::cta,.shared::cluster).b64",
+        "m r", _expect_tx, "9.7.13.15.11"),
+    Row("mbarrier.complete_tx{.relaxed}{.cta,.cluster}(.shared,.shared::cta,.shared::cluster).b64",
+        "m r", _expect_tx, "9.7.13.15.12"),
+    Row("mbarrier.try_wait{.parity}{.acquire,.relaxed}{.cta,.cluster}(.shared,.shared::cta).b64",
+        "p m r r?", _wait, "9.7.13.15.16"),
+    Row("mbarrier.test_wait{.parity}{.acquire,.relaxed}{.cta,.cluster}(.shared,.shared::cta).b64",
+        "p m r", _wait, "9.7.13.15.16"),
+)  # fmt: skip

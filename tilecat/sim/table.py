@@ -1,0 +1,78 @@
+"""Rows of the instruction table: opcode in the manual's notation, operand forms, meaning, section."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+from tilecat.sim.parse import Imm, Instruction, Mem, Not, Pair, Reg, Sink, Special, Symbol, Vec
+
+# What a handler tells the scheduler: go on, wait, or "the fiber was cut up".
+NEXT, BLOCK, SPLIT, AGAIN = None, 1, 2, 3
+
+
+def _is_predicate(operand: object) -> bool:
+    return isinstance(operand, Reg) and operand.bank == "P"
+
+
+_FORMS: dict[str, Callable[[object], bool]] = {
+    "r": lambda o: isinstance(o, Imm | Special | Symbol) or isinstance(o, Reg) and o.bank != "P",
+    "d": lambda o: isinstance(o, Sink) or isinstance(o, Reg) and o.bank != "P",
+    "p": lambda o: _is_predicate(o),
+    "q": lambda o: _is_predicate(o) or isinstance(o, Not | Imm),
+    "m": lambda o: isinstance(o, Mem),
+    "v": lambda o: isinstance(o, Vec),
+    "i": lambda o: isinstance(o, Imm),
+    "n": lambda o: isinstance(o, Pair),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One instruction family.
+
+    Args:
+        pattern: opcode; `{.a,.b}` is an optional choice, `(.a,.b)` a required one.
+        forms: operand forms, one word an operand: letters r (value), d (destination or `_`),
+            p (predicate), q (predicate source), m (address), v (vector), i (constant),
+            n (`p|q`); several letters are alternatives, `?` marks an optional operand.
+        run: handler(machine, fiber, instruction).
+        isa: section of the PTX ISA.
+        aligned: all threads of the warp execute it together, so a predicate is one a warp.
+        decode: called once with the instruction; its value becomes `instruction.info`.
+    """
+
+    pattern: str
+    forms: str
+    run: Callable
+    isa: str
+    aligned: bool = False
+    decode: Callable[[Instruction], object] | None = None
+
+    @cached_property
+    def regex(self) -> re.Pattern[str]:
+        """The pattern as a regular expression over whole opcodes."""
+        out = []
+        for part in re.split(r"(\{[^}]*\}|\([^)]*\))", self.pattern):
+            if part[:1] in ("{", "("):
+                choices = "|".join(re.escape(item) for item in part[1:-1].split(","))
+                out.append(f"(?:{choices})" + ("?" if part[0] == "{" else ""))
+            else:
+                out.append(re.escape(part))
+        return re.compile("".join(out))
+
+    @property
+    def family(self) -> str:
+        """First word of the opcode."""
+        return re.match(r"\w+", self.pattern)[0]
+
+    def accepts(self, args: tuple) -> bool:
+        """Whether the operands have the forms of this row."""
+        forms = self.forms.split()
+        required = sum(not form.endswith("?") for form in forms)
+        if not required <= len(args) <= len(forms):
+            return False
+        pairs = zip(args, forms, strict=False)
+        return all(any(_FORMS[k](arg) for k in form.rstrip("?")) for arg, form in pairs)
