@@ -38,6 +38,7 @@ from .language.functions import (
     mma_AB,
     mma_ABt,
     mma_wait,
+    mul,
     rcp,
     relu,
     require,
@@ -56,5 +57,9 @@ from .pipeline.ring import load_async
 from .pipeline.scheduler import Schedule, grouped, row_major, sequence_first
 from .pipeline.templates import lcf
 from .tiles import gl, rt, rv, st
+
+# isort: split
+# Kernels are written against the names above.
+from .operators import attention, matmul
 
 __version__ = "0.1.0"

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 
 _PACKAGE = Path(__file__).resolve().parent
+_STANDARD_LIBRARY = Path(linecache.__file__).resolve().parent
 # Kernels are written by users of the language, even when they ship with it.
 _USER_PARTS = (_PACKAGE / "kernels",)
 
@@ -47,7 +48,7 @@ def is_user_file(path: str) -> bool:
     resolved = Path(path)
     if any(part in resolved.parents for part in _USER_PARTS):
         return True
-    return _PACKAGE not in resolved.parents
+    return _PACKAGE not in resolved.parents and resolved.parent != _STANDARD_LIBRARY
 
 
 def _column(code: CodeType, lasti: int) -> int:

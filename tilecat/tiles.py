@@ -251,17 +251,18 @@ class _RegisterVector:
     """`rv[dtype, length]` or `rv[dtype, length, "col"]`: the type of a register vector."""
 
     def __getitem__(self, items: tuple[object, ...]) -> RegVecType:
-        if not isinstance(items, tuple) or len(items) not in (2, 3):
+        if not isinstance(items, tuple) or not 2 <= len(items) <= 4:
             raise LayoutError('rv: wants rv[dtype, length] or rv[dtype, length, "col"]')
         dtype, length, *rest = items
         _require_dtype("rv", dtype)
         _require_extents("rv", (length,))
         axis = rest[0] if rest else "row"
+        partial = rest[1:] == ["partial"]
         if axis not in ("row", "col"):
             raise LayoutError(f'rv: axis is "row" or "col", got {axis!r}')
         if axis == "row" and length != 64:
             raise LayoutError(f"rv: a row vector of a warpgroup has 64 values, got {length}")
-        return RegVecType(dtype, length, str(axis))  # type: ignore[arg-type]
+        return RegVecType(dtype, length, str(axis), partial)  # type: ignore[arg-type]
 
 
 gl = _Global()

@@ -66,7 +66,7 @@ def _lane_offset(w: Writer, tile: SharedTileType, basis: _Basis, key: str) -> tu
 
     layout = tile.layout
     cache = (key, tile.order, layout.swizzle_bytes, tuple(sorted(shifts.items())))
-    return w.invariant(cache, "b32", "lane_byte", build), mask
+    return w.local(cache, "b32", "lane_byte", build), mask
 
 
 def _addresses(w: Writer, value: Value, basis: _Basis, key: str, starts: list[tuple[int, int]]) -> list[str]:
@@ -83,7 +83,7 @@ def _addresses(w: Writer, value: Value, basis: _Basis, key: str, starts: list[tu
         if meets not in sums:
             mixed = lane
             if meets:
-                mixed = w.invariant(
+                mixed = w.local(
                     (key, "xor", lane, meets), "b32", "lane_byte",
                     lambda r, m=meets: w.line(ptx.alu("xor.b32", r, lane, m)),  # type: ignore[misc]
                 )  # fmt: skip

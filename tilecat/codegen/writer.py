@@ -1,7 +1,9 @@
 """Checked IR -> PTX text: registers and their names, parameters, addresses, labels, source lines.
 
 Tile elements are named virtual registers, so an accumulator never moves; ptxas allocates and
-schedules. What depends only on the thread's number is computed once, in the prologue.
+schedules. Parameters and the few numbers every step needs are read once, in the prologue; lane
+geometry, which only the ends of a task need, is computed where it is used, so that it does not
+take registers from the main loop.
 """
 
 from __future__ import annotations
@@ -61,6 +63,7 @@ class Writer:
         self._tiles: dict[int, tuple[str, ...]] = {}
         self._places: dict[int, Address] = {}
         self._invariants: dict[Any, str] = {}
+        self._local: list[dict[Any, str]] = [{}]
         self._labels = 0
         self._loc: Loc | None = None
 
@@ -94,9 +97,11 @@ class Writer:
 
     def block(self, block: Block) -> None:
         """All ops of a block."""
+        self._local.append({})
         for op in block.ops:
             self.at(op.loc)
             op.emit(self)
+        self._local.pop()
 
     # ---- registers
 
@@ -169,6 +174,16 @@ class Writer:
             self._invariants[key] = register
         return self._invariants[key]
 
+    def local(self, key: Any, kind: str, hint: str, build: Callable[[str], None]) -> str:
+        """A register computed here, and shared by the rest of the block and what it holds."""
+        for known in reversed(self._local):
+            if key in known:
+                return known[key]
+        register = self.new(kind, hint)
+        build(register)
+        self._local[-1][key] = register
+        return register
+
     def tid(self) -> str:
         """Thread number in the CTA."""
         return self.invariant(
@@ -184,7 +199,7 @@ class Writer:
             self.line(ptx.alu("and.b32", register, source, mask))
 
         self.tid()
-        return self.invariant(key, "b32", key, build)
+        return self.local(key, "b32", key, build)
 
     def lane(self) -> str:
         """Lane in the warp."""
@@ -196,10 +211,14 @@ class Writer:
 
     def lead(self) -> str:
         """Predicate: first thread of its warpgroup."""
-        rank = self._bits("rank", 0, 127)
-        return self.invariant(
-            "lead", "pred", "lead", lambda r: self.line(ptx.alu("setp.eq.u32", r, rank, 0))
-        )
+        thread = self.tid()
+
+        def build(register: str) -> None:
+            rank = self.new("b32", "rank")
+            self.line(ptx.alu("and.b32", rank, thread, 127))
+            self.line(ptx.alu("setp.eq.u32", register, rank, 0))
+
+        return self.invariant("lead", "pred", "lead", build)
 
     def lane_row(self) -> str:
         """First row of a 64-row fragment this thread holds: 16 warp + lane / 4."""
@@ -209,7 +228,7 @@ class Writer:
             self.line(ptx.alu("shr.u32", register, lane, 2))
             self.line(ptx.alu("mad.lo.u32", register, warp, 16, register))
 
-        return self.invariant("lane_row", "b32", "lane_row", build)
+        return self.local("lane_row", "b32", "lane_row", build)
 
     def lane_col(self) -> str:
         """First column of an 8-column fragment this thread holds: 2 (lane mod 4)."""
@@ -219,7 +238,7 @@ class Writer:
             self.line(ptx.alu("and.b32", register, lane, 3))
             self.line(ptx.alu("shl.b32", register, register, 1))
 
-        return self.invariant("lane_col", "b32", "lane_col", build)
+        return self.local("lane_col", "b32", "lane_col", build)
 
     def elected(self, scope: Scope) -> str | None:
         """Predicate that leaves one thread of the scope; None where one runs anyway."""

@@ -116,6 +116,11 @@ def minimum(a: Any, b: Any, out: Any = None) -> Any:
     return apply_map("minimum", a, b, out=out)
 
 
+def mul(a: Any, b: Any, out: Any = None) -> Any:
+    """Element-wise `a * b`; the operator, with an `out`."""
+    return apply_map("mul", a, b, out=out)
+
+
 def fma(a: Any, b: Any, c: Any, out: Any = None) -> Any:
     """`a * b + c`, rounded once; tiles, vectors and scalars broadcast."""
     return apply_map("fma", a, b, c, out=out)

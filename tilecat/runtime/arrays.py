@@ -77,6 +77,32 @@ def view(x: Any) -> ArrayView:
     return viewer(x)
 
 
+def empty(like: Any, shape: tuple[int, ...], dtype: str) -> Any:
+    """A new array of the library and on the device of `like`, its contents undefined.
+
+    Args:
+        like: an array of the caller's.
+        shape: extents.
+        dtype: element type's name.
+
+    Raises:
+        DTypeError: a library that offers no way to allocate.
+    """
+    row = by_name(dtype)
+    library = type(like).__module__.partition(".")[0]
+    if library == "torch":
+        torch = sys.modules["torch"]
+        return torch.empty(shape, dtype=getattr(torch, row.torch), device=like.device)
+    if library == "numpy":
+        return np.empty(shape, row.numpy)
+    if library == "cupy":
+        return sys.modules["cupy"].empty(shape, row.numpy)
+    raise DTypeError(
+        f"out: cannot allocate an array of {type(like).__name__}",
+        hint="pass out=, or torch tensors, NumPy or CuPy arrays",
+    )
+
+
 def overlaps(a: ArrayView, b: ArrayView) -> bool:
     """Whether two views share a byte; interleaved slices of one array do not.
 

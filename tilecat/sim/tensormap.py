@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from tilecat.sim.core import Machine
 
 MAP_BYTES = 128
-_CHUNKS = MAP_BYTES // 16
 
 
 @dataclass(frozen=True)
@@ -105,23 +104,30 @@ def _replace(machine: Machine, fiber: Fiber, item: Instruction) -> None:
         value = machine.value(item, item.args[-1], thread, "u64" if place.kind == "b64" else "u32")
         if value >> 8 * place.width:
             machine.fault("tensormap", item, f"{name} {value:#x} is out of range")
-        data = _bytes(machine, item, item.args[0], thread, write=True)
+        data = _bytes(machine, item, item.args[0], thread)
         put(data, name, index, value)
 
 
-def _bytes(machine: Machine, item: Instruction, operand: Mem, thread: int, *, write: bool):
-    """The 128 bytes a thread names, in its CTA's shared memory or in global memory."""
+def _bytes(machine: Machine, item: Instruction, operand: Mem, thread: int) -> np.ndarray:
+    """The 128 bytes a thread is about to change, in shared or in global memory."""
     if "global" in item.mods:
         segment, start = _global(machine, item, machine.address(item, operand, thread, "u64"))
         return segment.data[start : start + MAP_BYTES]
-    offset = machine.own_offset(item, machine.address(item, operand, thread), thread, MAP_BYTES)
+    return _shared_bytes(machine, item, operand, thread, write=True)
+
+
+def _shared_bytes(
+    machine: Machine, item: Instruction, operand: Mem, thread: int, *, write: bool = False
+) -> np.ndarray:
+    address = machine.address(item, operand, thread)
+    offset = machine.own_offset(item, address, thread, MAP_BYTES)
     if offset % MAP_BYTES:
         machine.fault("align", item, f"tensor map at {offset:#x} is not {MAP_BYTES}-byte aligned")
     cta = thread // machine.block
     if machine.races:
-        shadow, warp = machine.shadows[cta], thread // 32
+        shadow = machine.shadows[cta]
         cells = shadow.byte_cells(np.arange(offset, offset + MAP_BYTES))
-        warps = np.full(len(cells), warp)
+        warps = np.full(len(cells), thread // 32)
         shadow.generic_read(cells, warps, item.pc)
         if write:
             shadow.generic_write(cells, warps, item.pc)
@@ -151,7 +157,7 @@ def _copy(machine: Machine, fiber: Fiber, item: Instruction):
         return outcome
     for warp in range(*fiber.warps):
         thread = warp * 32
-        source = _bytes_of_shared(machine, item, thread)
+        source = _shared_bytes(machine, item, item.args[1], thread)
         address = machine.address(item, item.args[0], thread, "u64")
         segment, start = _global(machine, item, address)
         if not segment.writeable:
@@ -162,18 +168,6 @@ def _copy(machine: Machine, fiber: Fiber, item: Instruction):
         machine.map_states[address] = MapState(warp, time, item.pc)
         machine.clocks.tick(warp, warp + 1)
     return NEXT
-
-
-def _bytes_of_shared(machine: Machine, item: Instruction, thread: int) -> np.ndarray:
-    offset = machine.own_offset(
-        item, machine.address(item, item.args[1], thread), thread, MAP_BYTES
-    )
-    cta = thread // machine.block
-    if machine.races:
-        shadow = machine.shadows[cta]
-        cells = shadow.byte_cells(np.arange(offset, offset + MAP_BYTES))
-        shadow.generic_read(cells, np.full(len(cells), thread // 32), item.pc)
-    return machine.shared[cta][offset : offset + MAP_BYTES]
 
 
 def _claim(machine: Machine, item: Instruction, segment: Segment, start: int, thread: int) -> None:
@@ -217,21 +211,21 @@ def built_map(machine: Machine, item: Instruction, address: int, thread: int) ->
         machine.fault("tensormap", item, f"no tensor map was copied to {where}")
     know = machine.clocks.know[thread // 32, 0]
     if machine.races and not any(know[warp] >= time for warp, time in state.fences):
-        machine.report("fence", item, "a tensor map written by the kernel is used with no fence.proxy."
-                       "tensormap::generic.acquire on it between", state.pc)  # fmt: skip
+        machine.report("fence", item, "a tensor map written by the kernel is used with no "
+                       "fence.proxy.tensormap::generic.acquire on it between", state.pc)  # fmt: skip
     segment, start = _global(machine, item, address)
     data = segment.data[start : start + MAP_BYTES]
     key = ("tensormap", data.tobytes())
     found = machine.cache.get(key)
     if found is None:
         try:
-            found = machine.cache[key] = decode(machine, item, data)
+            found = machine.cache[key] = decode(machine, data)
         except MachineError as error:
             machine.fault("tensormap", item, str(error))
     return found
 
 
-def decode(machine: Machine, item: Instruction, data: np.ndarray) -> EncodedMap:
+def decode(machine: Machine, data: np.ndarray) -> EncodedMap:
     """The map that 128 bytes describe.
 
     Raises:
@@ -250,18 +244,17 @@ def decode(machine: Machine, item: Instruction, data: np.ndarray) -> EncodedMap:
     item_bytes = _ITEM_BYTES.get(kind, 4)
     extents = get(data, "global_dim")[:rank]
     strides = [item_bytes, *get(data, "global_stride")[: rank - 1]]
-    array = _array(machine, item, one["global_address"], item_bytes, extents, strides)
+    name, array = _array(machine, one["global_address"], item_bytes, extents, strides)
     box = tuple(get(data, "box_dim")[:rank])
     source = TensorMap(array, box, SWIZZLES[one["swizzle_mode"]], kind)
-    name = machine.global_memory.find(one["global_address"], one["global_address"] + 1)
-    return EncodedMap(name.name_near(one["global_address"]), source, machine.global_memory)
+    return EncodedMap(name, source, machine.global_memory)
 
 
-def _array(machine: Machine, item: Instruction, address: int, item_bytes: int, extents, strides):
-    """A strided view of global memory, axes outermost first."""
+def _array(machine: Machine, address: int, item_bytes: int, extents, strides):
+    """Argument and strided view of global memory, axes outermost first."""
     if not all(extents) or address % 16:
-        raise MachineError(f"tensor map: extents of at least 1 and an address that is a multiple of "
-                           f"16, got {extents}, {address:#x}")  # fmt: skip
+        raise MachineError("tensor map: extents of at least 1 and an address that is a multiple "
+                           f"of 16, got {extents}, {address:#x}")  # fmt: skip
     last = sum((n - 1) * stride for n, stride in zip(extents, strides, strict=True)) + item_bytes
     segment = machine.global_memory.find(address, address + last)
     if segment is None:
@@ -269,7 +262,8 @@ def _array(machine: Machine, item: Instruction, address: int, item_bytes: int, e
         raise MachineError(f"tensor map: {last} bytes from {where} leave the allocation")
     start = address - segment.start
     flat = segment.data[start : start + last].view(f"u{item_bytes}")
-    return np.lib.stride_tricks.as_strided(flat, extents[::-1], strides[::-1])
+    array = np.lib.stride_tricks.as_strided(flat, extents[::-1], strides[::-1])
+    return segment.name_near(address), array
 
 
 _FIELDS = "(" + ",".join(f".{name}" for name in FIELDS) + ")"

@@ -1,0 +1,154 @@
+"""Ready-made operators on arrays: allocate, choose a configuration, call the kernel."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from .errors import LayoutError
+from .kernels.attention import attention as attention_kernel
+from .kernels.gemm import matmul as matmul_kernel
+from .runtime import deferred
+from .runtime.arrays import ArrayView, empty, view
+
+HEAD_DIMS = (32, 64, 128)
+
+
+def _num_sms(device: str) -> int:
+    """SMs of the device; on the CPU, the CTAs the PTX machine runs."""
+    if device == "cpu":
+        return int(deferred.machine().DEFAULT_CTAS)
+    return int(deferred.driver().device(int(device.partition(":")[2])).num_sms)
+
+
+@dataclass(frozen=True)
+class GemmConfig:
+    """Compile-time parameters of the GEMM, and what a model of its time needs.
+
+    Args:
+        tile_m: rows of a CTA's tile; 64 a consumer.
+        tile_n: columns.
+        stages: depth of the ring.
+        efficiency: share of the tensor core's rate in a long main loop, relative to the best tile.
+    """
+
+    tile_m: int
+    tile_n: int
+    stages: int
+    efficiency: float
+
+    def cycles(self, m: int, n: int, k: int, sms: int) -> float:
+        """Modelled cycles: waves of tasks, each its mma and a fixed start and epilogue.
+
+        An m64nNk16 takes N/2 cycles (1024 bf16 FMA a cycle and SM quarter: 4096 FLOP a cycle).
+        """
+        tasks = math.ceil(m / self.tile_m) * math.ceil(n / self.tile_n)
+        steps = math.ceil(k / 64)
+        mma = steps * 4 * (self.tile_m // 64) * self.tile_n / 2 / self.efficiency
+        fixed = 1500 + 4 * self.tile_n
+        return math.ceil(tasks / sms) * (mma + fixed)
+
+
+GEMM_CONFIGS = (
+    GemmConfig(128, 256, 4, 1.0),
+    GemmConfig(128, 192, 4, 0.99),
+    GemmConfig(128, 128, 6, 0.97),
+    GemmConfig(64, 256, 5, 0.93),
+    GemmConfig(64, 128, 8, 0.80),
+)
+
+
+def choose_gemm(m: int, n: int, k: int, sms: int) -> GemmConfig:
+    """The configuration whose modelled time is least; ties go to the larger tile."""
+    return min(GEMM_CONFIGS, key=lambda c: c.cycles(m, n, k, sms))
+
+
+def matmul(a: Any, b: Any, out: Any = None) -> Any:
+    """`out = a @ b`, fp32 accumulation, rounded once to the inputs' dtype.
+
+    Args:
+        a: M x K, bf16 or f16, row-major or transposed, any strides.
+        b: K x N, the same dtype and device, any strides.
+        out: M x N of that dtype, or None to allocate it.
+
+    Returns:
+        out. CUDA arrays run on the GPU on the current stream, without waiting; NumPy arrays and
+        CPU tensors run on the PTX machine.
+
+    Where a stride is no multiple of 16 bytes (or an address), TMA cannot reach the array: threads
+    copy it element by element, right and slow.
+
+    Raises:
+        LayoutError: shapes that do not fit, a read-only or overlapping out.
+        DTypeError: dtypes other than bf16 and f16, or two of them.
+        ResourceError: arrays on two devices; a CUDA array and no GPU.
+    """
+    left, right = view(a), view(b)
+    for name, array in (("a", left), ("b", right)):
+        if len(array.shape) != 2:
+            raise LayoutError(f"matmul: {name} has 2 axes, got shape {array.shape}")
+    m, k = left.shape
+    n = right.shape[1]
+    if out is None:
+        out = empty(a, (m, n), left.dtype)
+    config = choose_gemm(m, n, k, _num_sms(left.device))
+    matmul_kernel(
+        a, b, out, tile_m=config.tile_m, tile_n=config.tile_n, stages=config.stages
+    )
+    return out
+
+
+def attention(
+    q: Any, k: Any, v: Any, scale: float | None = None, *, return_lse: bool = False
+) -> Any:
+    """`softmax(scale q k^T) v` for each head, not causal.
+
+    Args:
+        q: B x H x Lq x D, bf16 or f16; D is 32, 64 or 128.
+        k: B x Hkv x Lk x D; Hkv divides H (grouped-query attention).
+        v: B x Hkv x Lk x D.
+        scale: of the scores; 1/sqrt(D) if None.
+        return_lse: also return the log-sum-exp of each row's scaled scores, f32, B x H x Lq.
+
+    Returns:
+        B x H x Lq x D of q's dtype, or (that, lse). With no key (Lk = 0) the output is 0 and the
+        log-sum-exp -inf.
+
+    Raises:
+        LayoutError: shapes that do not fit, or a head dim that is not supported.
+        DTypeError: dtypes other than bf16 and f16, or two of them.
+        ResourceError: arrays on two devices; a CUDA array and no GPU.
+    """
+    query, key, value = view(q), view(k), view(v)
+    _check_attention(query, key, value)
+    batch, heads, length, dim = query.shape
+    out = empty(q, query.shape, query.dtype)
+    lse = empty(q, (batch, heads, length), "f32")
+    if key.shape[2] == 0:
+        out[...] = 0
+        lse[...] = -math.inf
+        return (out, lse) if return_lse else out
+    chosen = dim**-0.5 if scale is None else float(scale)
+    attention_kernel(q, k, v, out, lse, chosen, consumers=2 if dim == 128 else 3)
+    return (out, lse) if return_lse else out
+
+
+def _check_attention(query: ArrayView, key: ArrayView, value: ArrayView) -> None:
+    for name, array in (("q", query), ("k", key), ("v", value)):
+        if len(array.shape) != 4:
+            raise LayoutError(
+                f"attention: {name} has 4 axes (batch, heads, length, dim), got shape {array.shape}"
+            )
+    dim = query.shape[3]
+    if dim not in HEAD_DIMS:
+        nearest = min(HEAD_DIMS, key=lambda d: (d < dim, abs(d - dim)))
+        raise LayoutError(
+            f"attention: the head dim is one of {', '.join(map(str, HEAD_DIMS))}, got {dim}",
+            hint=f"pad the heads with zeros to {nearest}, and give scale={dim}**-0.5",
+        )
+    heads, groups = query.shape[1], key.shape[1]
+    if groups == 0 or heads % groups:
+        raise LayoutError(
+            f"attention: the heads of k and v divide those of q, got {heads} and {groups}"
+        )
