@@ -16,11 +16,19 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import ml_dtypes
 import numpy as np
 
 from tilecat.errors import MachineError
+from tilecat.sim.fibers import Fiber, whole_warps
+from tilecat.sim.parse import Instruction, Reg, Vec
+from tilecat.sim.program import refuse
+from tilecat.sim.table import NEXT, Row
+
+if TYPE_CHECKING:
+    from tilecat.sim.core import Machine
 
 LANES = 32
 # Elements: PTX type -> NumPy dtype. A tf32 is an fp32 whose 13 low bits are not read.
@@ -151,3 +159,39 @@ def multiply(form: Form, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndar
     if form.saturate:
         z = np.clip(z, -(2**31), 2**31 - 1)
     return _fragment_d(z, form, a.itemsize)
+
+
+# ---- the instruction
+def _decode(item: Instruction) -> tuple[Form, list[list[int]]]:
+    """The form, and the register rows of D, A, B and C."""
+    form = form_of(item.op)
+    bank = "D" if form.a == "f64" else "R"
+    rows = []
+    for operand, count in zip(item.args, form.registers(), strict=True):
+        registers = operand.items if isinstance(operand, Vec) else (operand,)
+        good = all(isinstance(reg, Reg) and reg.bank == bank for reg in registers)
+        if not good or len(registers) != count:
+            raise refuse(item, f"{count} registers of {64 if bank == 'D' else 32} bits are wanted")
+        rows.append([reg.row for reg in registers])
+    return form, rows
+
+
+def _mma(machine: Machine, fiber: Fiber, item: Instruction):
+    """mma.sync: 9.7.14.5.14."""
+    outcome = whole_warps(machine, fiber, item)
+    if outcome is not NEXT:
+        return outcome
+    form, (d, a, b, c) = item.info
+    bank = machine.registers.banks["D" if form.a == "f64" else "R"][:, fiber.lo : fiber.hi]
+    bank[d] = multiply(form, bank[a], bank[b], bank[c])
+    machine.stats[f"mma m{form.m}n{form.n}k{form.k}.{form.d}.{form.a}.{form.b}"] += 1
+    return NEXT
+
+
+_SHAPES = "(" + ",".join(f".{shape}" for shape in SHAPES) + ")"
+_SUMS = "(.f16,.f32,.f64,.s32)"
+_FACTORS = "(.f16,.bf16,.tf32,.f64,.e4m3,.e5m2,.s8,.u8)"
+TABLE = (
+    Row(f"mma.sync.aligned{_SHAPES}.row.col{{.rn}}{{.satfinite}}{_SUMS}{_FACTORS}{_FACTORS}{_SUMS}",
+        "v vr vr v", _mma, "9.7.14.5.14", aligned=True, decode=_decode),
+)  # fmt: skip

@@ -212,7 +212,7 @@ def built_map(machine: Machine, item: Instruction, address: int, thread: int) ->
     know = machine.clocks.know[thread // 32, 0]
     if machine.races and not any(know[warp] >= time for warp, time in state.fences):
         machine.report("fence", item, "a tensor map written by the kernel is used with no "
-                       "fence.proxy.tensormap::generic.acquire on it between", state.pc)  # fmt: skip
+                       "fence.proxy.tensormap::generic.acquire in between", state.pc)  # fmt: skip
     segment, start = _global(machine, item, address)
     data = segment.data[start : start + MAP_BYTES]
     key = ("tensormap", data.tobytes())
