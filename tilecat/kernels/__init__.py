@@ -1,1 +1,8 @@
-"""The kernels that ship with tilecat, written in its language."""
+"""The kernels that ship with tilecat, written in its language, and what there is to know of each.
+
+KERNELS is the list: one `KernelSpec` a kernel.
+"""
+
+from .spec import KERNELS, Config, KernelSpec, Shape
+
+__all__ = ["KERNELS", "Config", "KernelSpec", "Shape"]
