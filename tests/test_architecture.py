@@ -22,6 +22,7 @@ PACKAGE = ROOT / "tilecat"
 FOLDERS = (PACKAGE, ROOT / "tests", ROOT / "examples", ROOT / "benchmarks")
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 60
+MAX_KERNEL_LINES = 80  # a kernel is a program: its holes are its functions
 MAX_LINE_CHARS = 100
 
 # Imports go from a row to the rows above it, and within a row. docs/design/interfaces.md has the
@@ -43,6 +44,7 @@ LAYERS = (
     ("driver",),
     ("pipeline",),
     ("kernels",),
+    ("operators",),
     ("bench", "torch_ops", "tune"),
     ("cli",),
     ("__init__", "__main__"),
@@ -154,7 +156,8 @@ def test_functions_stay_short():
             if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 continue
             length = node.end_lineno - node.lineno + 1
-            if length > MAX_FUNCTION_LINES:
+            kernel = any(ast.unparse(item) == "tc.kernel" for item in node.decorator_list)
+            if length > (MAX_KERNEL_LINES if kernel else MAX_FUNCTION_LINES):
                 wrong.append(f"{name_of(path)}:{node.lineno}: {node.name}: {length} lines")
     assert not wrong, "\n".join(wrong)
 

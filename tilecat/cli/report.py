@@ -1,0 +1,127 @@
+"""What one compiled kernel is: roles, rings, shared memory, registers, mma, bank conflicts."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ..addresses import AddressTable
+from ..codegen.module import PtxModule
+from ..driver import Compiled
+from ..errors import ResourceError
+from ..runtime import cache
+from ..sim import Result
+
+_MMA = re.compile(r"^\s*(?:@!?%?\w+\s+)?((?:wgmma\.mma_async|tcgen05\.mma|mma\.sync)[\w.:]*)", re.M)
+
+
+def mma_counts(ptx: str) -> Counter[str]:
+    """How often each matrix instruction stands in a PTX text."""
+    return Counter(_MMA.findall(ptx))
+
+
+def rings(table: AddressTable) -> list[tuple[str, int, int, str]]:
+    """Shared tiles by name: (name, stages, bytes of one, what one is)."""
+    found: dict[str, list[Any]] = {}
+    for row in table.shared:
+        found.setdefault(row.name, []).append(row)
+    return [
+        (name, len(rows), rows[0].num_bytes, f"{rows[0].dtype} {rows[0].rows}x{rows[0].cols}")
+        for name, rows in found.items()
+    ]
+
+
+def save_ptx(module: PtxModule, name: str) -> Path:
+    """Write a kernel's text beside the cache, where it can be read; its path."""
+    folder = cache.folder() / "ptx"
+    path = folder / f"{name}.{module.target}.ptx"
+    folder.mkdir(parents=True, exist_ok=True)
+    path.write_text(module.text, encoding="utf-8")
+    return path
+
+
+def register_line(compiled: Compiled) -> str:
+    """Registers and spills, or why nobody knows them here."""
+    try:
+        used = compiled.resources
+    except ResourceError as error:
+        return f"unknown: {error.message}"
+    return f"{used.registers} a thread at launch, {used.spill_bytes} bytes spilled"
+
+
+def facts(compiled: Compiled) -> list[tuple[str, str]]:
+    """What can be said of a kernel without running it, line by line."""
+    module = compiled.module
+    roles = "; ".join(f"{r.name}: threads {r.first}-{r.last}" for r in module.table.roles)
+    tiles = "; ".join(
+        f"{name}: {stages} x {what} ({size:,} bytes)"
+        for name, stages, size, what in rings(module.table)
+    )
+    barriers = "; ".join(
+        f"{b.name}: {b.count} arrivals"
+        + (f", {b.expected_bytes:,} bytes" if b.expected_bytes else "")
+        for b in module.table.barriers
+    )
+    mma = "; ".join(f"{count} x {name}" for name, count in mma_counts(module.text).items())
+    return [
+        ("target", f"{module.target}, {module.threads} threads, cluster of {module.cluster}"),
+        ("roles", roles or "none named"),
+        ("tiles", tiles or "none"),
+        ("barriers", barriers or "none"),
+        ("shared", f"{module.smem_bytes:,} bytes a CTA"),
+        ("registers", register_line(compiled)),
+        ("mma", mma or "none"),
+    ]
+
+
+def conflict_lines(results: Sequence[Result]) -> list[str]:
+    """Bank conflicts of each shared-memory access of some runs, by the user's line."""
+    worst: dict[tuple[str, str], float] = {}
+    for result in results:
+        for row in result.conflicts:
+            key = (row.text.split()[0], str(row.source or f"PTX line {row.line}"))
+            worst[key] = max(worst.get(key, 0), row.wavefronts / row.ideal)
+    return [
+        f"{name} at {_short(where)}: {ways:g}-way" for (name, where), ways in sorted(worst.items())
+    ]
+
+
+def _short(where: str) -> str:
+    """A source position without its folders."""
+    return where.replace("\\", "/").rsplit("/", 1)[-1]
+
+
+def show(
+    out: Console,
+    name: str,
+    compiled: Compiled,
+    results: Sequence[Result] = (),
+    path: Path | None = None,
+) -> None:
+    """Print a kernel's facts.
+
+    Args:
+        out: where.
+        name: the kernel's.
+        compiled: one specialisation.
+        results: runs on the PTX machine, for the bank conflicts.
+        path: where its PTX was saved.
+    """
+    table = Table(
+        title=name, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0)
+    )
+    for key, value in facts(compiled):
+        table.add_row(key, Text(value))
+    if results:
+        lines = conflict_lines(results)
+        table.add_row("banks", Text("\n".join(lines) or "no access to shared memory by threads"))
+    if path is not None:
+        table.add_row("ptx", Text(str(path)))
+    out.print(table)
