@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _SIZES = {"ca": (4, 8, 16), "cg": (16,)}
 
 
-@dataclass
+@dataclass(eq=False)
 class Copy:
     """One instruction of one warp: where each thread reads and writes, and what the warp knew."""
 
@@ -168,10 +168,10 @@ def _observe(machine: Machine, agent: int, copy: Copy) -> None:
     shadow, pattern, time = machine.shadows[copy.cta], copy.pattern, int(copy.epochs.max())
     known = machine.clocks.padded(copy.snapshot)
     if len(pattern.chunks):
-        shadow.copy_write(pattern.chunks, agent, time, known, copy.pc)
+        shadow.copy_write_chunks(pattern.chunks, agent, time, known, copy.pc)
     if len(pattern.bytes):
         cells = shadow.byte_cells(pattern.bytes)
-        shadow.proxy_write(cells, agent, time, known, copy.pc)
+        shadow.copy_write(cells, agent, time, known, copy.pc)
 
 
 # ---- groups
