@@ -7,7 +7,14 @@ from functools import lru_cache, partial
 import numpy as np
 
 from tilecat.sim.alu_float import FLOAT_FAMILIES
-from tilecat.sim.alu_types import HALVES, INTEGERS, NUMPY, AluRow, choose
+from tilecat.sim.alu_types import (
+    INTEGERS,
+    NUMPY,
+    PARAM_WINDOW,
+    SHARED_WINDOW,
+    AluRow,
+    choose,
+)
 
 _WIDE = {"u16": "u32", "s16": "s32", "u32": "u64", "s32": "s64"}
 _LOGIC = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
@@ -380,13 +387,22 @@ def _move(source, out):
     np.copyto(out, source)
 
 
+def _cvta(mods: list[str]) -> AluRow | None:
+    """cvta: global addresses are generic ones; the other spaces have windows. 9.7.9.20."""
+    back = choose(mods, "to") is not None
+    windows = {"global": 0, "param": PARAM_WINDOW, "param::entry": PARAM_WINDOW}
+    windows |= {"shared": SHARED_WINDOW, "shared::cta": SHARED_WINDOW}
+    if len(mods) != 2 or mods[1] != "u64" or mods[0] not in windows:
+        return None
+    window = np.uint64(windows[mods[0]])
+    function = np.subtract if back else np.add
+    return AluRow("u64", ("u64",), lambda a: function(a, window), "9.7.9.20")
+
+
 def _mov(base: str, mods: list[str]) -> AluRow | None:
-    """mov, cvta (identity in the machine's address spaces): 9.7.9.1, 9.7.9.20."""
+    """mov, cvta: 9.7.9.1, 9.7.9.20."""
     if base == "cvta":
-        spaces = (["param"], ["to", "param"], ["global"], ["to", "global"])
-        if mods[-1:] != ["u64"] or mods[:-1] not in spaces:
-            return None
-        return AluRow("u64", ("u64",), _move, "9.7.9.20", into=True)
+        return _cvta(mods)
     kinds = ("pred", "b16", "b32", "b64", *INTEGERS, "f16", "bf16", "f32", "f64")
     if len(mods) != 1 or mods[0] not in kinds:
         return None
@@ -413,6 +429,3 @@ def resolve(op: str) -> AluRow | None:
         if row is not None:
             return row
     return None
-
-
-assert set(HALVES) <= set(NUMPY), "every half type has a NumPy view"

@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tilecat.sim.alu_types import PARAM_WINDOW
 from tilecat.sim.fibers import Fiber
 from tilecat.sim.global_memory import EncodedMap, Segment
 from tilecat.sim.mbarrier import check_alive, find
 from tilecat.sim.parse import Imm, Instruction, Mem, Vec
 from tilecat.sim.program import refuse
-from tilecat.sim.registers import PARAM_BASE
 from tilecat.sim.report import OFFSET_MASK, RANK_SHIFT
 from tilecat.sim.table import Row
 from tilecat.sim.tensor_elements import REDUCTIONS, typed
+from tilecat.sim.tensormap import built_map
 
 if TYPE_CHECKING:
     from tilecat.sim.core import Machine
@@ -54,7 +55,7 @@ def tile_chunks(machine: Machine, offset: int, rows: int, row_bytes: int, swizzl
 
 @dataclass
 class BulkGroups:
-    """Bulk groups of one thread: stores not committed, committed groups, how many are waited for."""
+    """Bulk groups of one thread: open stores, committed groups, how many are waited for."""
 
     agent: int
     pc: int
@@ -116,7 +117,8 @@ class Load:
             key = (cta if self.barrier_cta is None else self.barrier_cta, self.barrier_offset)
             barrier = machine.mbarriers.get(key)
             if barrier is None:
-                machine.fault("mbarrier", item, f"a copy completes on {machine.reporter.barrier(*key)}, "
+                name = machine.reporter.barrier(*key)
+                machine.fault("mbarrier", item, f"a copy completes on {name}, "
                               "which is not initialised")  # fmt: skip
             if not machine.alive[cta]:
                 machine.report(
@@ -137,15 +139,15 @@ class Load:
 def _map(machine: Machine, item: Instruction, operand: Mem, thread: int):
     """The tensor map and coordinates of `[map, {c0, ...}]`."""
     address = machine.address(item, Mem(operand.base, operand.offset), thread, "u64")
-    found: EncodedMap | None = machine.maps.get(address - PARAM_BASE)
+    found: EncodedMap | None = machine.maps.get(address - PARAM_WINDOW)
     if found is None:
-        machine.fault("bounds", item, f"address {address:#x} is not that of a tensor-map parameter")
+        found = built_map(machine, item, address, thread)
     if not operand.extra:
         return found, ()
     coords = tuple(machine.value(item, c, thread, "s32") for c in operand.extra[0].items)
     if len(coords) != found.rank:
-        machine.fault("bounds", item, f"{len(coords)} coordinates for tensor map {found.name} of rank "
-                      f"{found.rank}")  # fmt: skip
+        machine.fault("bounds", item, f"{len(coords)} coordinates for tensor map "
+                      f"{found.name} of rank {found.rank}")  # fmt: skip
     return found, coords
 
 
@@ -192,8 +194,9 @@ def _tensor_load(machine: Machine, fiber: Fiber, item: Instruction) -> None:
         offset = machine.checked_offset(item, dst, encoded.num_bytes)
         align = _SWIZZLE_ALIGN[encoded.swizzle]
         if offset % align:
-            machine.report("align", item, f"destination {machine.reporter.shared(dst >> RANK_SHIFT, offset)}"
-                           f" of a {encoded.swizzle}-byte swizzle is not {align}-byte aligned")  # fmt: skip
+            where = machine.reporter.shared(dst >> RANK_SHIFT, offset)
+            machine.report("align", item, f"destination {where} of a {encoded.swizzle}-byte "
+                           f"swizzle is not {align}-byte aligned")  # fmt: skip
         barrier = machine.address(item, item.args[2], thread)
         tile = tile_chunks(machine, offset, encoded.rows, encoded.row_bytes, encoded.swizzle)
         fetch = partial(encoded.load, coords)
@@ -331,8 +334,8 @@ def _claim(machine: Machine, name: str, part: np.ndarray, thread: int, pc: int) 
         return
     cta = machine.cta_numbers[thread // machine.block]
     if not machine.global_memory.claim_view(part, cta):
-        machine.report("global-race", pc, f"CTA {cta} stores elements of argument {name} that another "
-                       "CTA of this launch has stored")  # fmt: skip
+        machine.report("global-race", pc, f"CTA {cta} stores elements of argument {name} that "
+                       "another CTA of this launch has stored")  # fmt: skip
 
 
 def _tensor_store(machine: Machine, fiber: Fiber, item: Instruction) -> None:
@@ -345,8 +348,8 @@ def _tensor_store(machine: Machine, fiber: Fiber, item: Instruction) -> None:
         align = _SWIZZLE_ALIGN[encoded.swizzle]
         if offset % align:
             where = machine.reporter.shared(address >> RANK_SHIFT, offset)
-            machine.report("align", item, f"source {where} of a {encoded.swizzle}-byte swizzle is not "
-                           f"{align}-byte aligned")  # fmt: skip
+            machine.report("align", item, f"source {where} of a {encoded.swizzle}-byte swizzle is "
+                           f"not {align}-byte aligned")  # fmt: skip
         chunks, chunk_set = tile_chunks(
             machine, offset, encoded.rows, encoded.row_bytes, encoded.swizzle
         )
@@ -381,8 +384,8 @@ def _write_flat(
         cta = machine.cta_numbers[thread // machine.block]
         if machine.races and not machine.global_memory.claim(segment, index, cta):
             name = segment.name_near(segment.start + start)
-            machine.report("global-race", item, f"CTA {cta} stores elements of argument {name} that "
-                           "another CTA of this launch has stored")  # fmt: skip
+            machine.report("global-race", item, f"CTA {cta} stores elements of argument {name} "
+                           "that another CTA of this launch has stored")  # fmt: skip
         part[...] = data.view(np.uint8)
         return
     old = typed(part, kind)
@@ -427,7 +430,7 @@ def check_exit(machine: Machine, fiber: Fiber, item: Instruction) -> None:
         if fiber.lo <= thread < fiber.hi and (groups.open or groups.waited < len(groups.groups)):
             who = machine.reporter.threads(thread, thread)
             machine.report("exit", item, f"{who} exits while its bulk stores may still read shared "
-                           "memory (no cp.async.bulk.wait_group covers them)", groups.pc)  # fmt: skip
+                           "memory: no cp.async.bulk.wait_group covers it", groups.pc)  # fmt: skip
 
 
 def _decode_load(item: Instruction) -> dict:

@@ -281,6 +281,29 @@ class Shadow:
         self.reads[row, cells] = time
         self.read_pc[cells] = pc
 
+    def copy_write(
+        self, cells: np.ndarray, agent: int, time: int, known: np.ndarray, pc: int
+    ) -> None:
+        """A copy by the generic proxy (cp.async) writes cells; `known` is its issuer's clock."""
+        self.dirty = True
+        writer, when = self.writer[cells], self.time[cells]
+        bad = (when > known[GENERIC][writer]) & (writer != self.clocks.nobody)
+        bad &= ~((writer == agent) & (when == time))
+        if bad.any():
+            self._unordered(cells, bad, agent, pc, "write", "")
+        self._overwritten(cells, agent, pc, known[GENERIC], "")
+        self._record_write(cells, agent, time, False, pc)
+
+    def copy_write_chunks(
+        self, chunks: np.ndarray, agent: int, time: int, known: np.ndarray, pc: int
+    ) -> None:
+        """The same for whole chunks; split ones are chunks again."""
+        cells = self.chunk_cells(chunks, True)
+        self.copy_write(cells, agent, time, known, pc)
+        if cells is not chunks:
+            self._join(chunks)
+            self._record_write(chunks, agent, time, False, pc)
+
     def generic_read(self, cells: np.ndarray, warps: np.ndarray, pc: int) -> None:
         """Threads of `warps` (one a cell) read cells."""
         know = self.clocks.know
@@ -296,13 +319,24 @@ class Shadow:
         self.reads[rows[warps], cells] = know[warps, GENERIC, warps]
         self.read_pc[cells] = pc
 
-    def generic_write(self, cells: np.ndarray, warps: np.ndarray, pc: int) -> None:
-        """Threads of `warps` (one a cell) write cells."""
+    def generic_write(
+        self,
+        cells: np.ndarray,
+        warps: np.ndarray,
+        pc: int,
+        same_bytes: Callable[[], bool] | None = None,
+    ) -> None:
+        """Threads of `warps` (one a cell) write cells.
+
+        Two warps that write the same bytes to one place do not count as a race: compilers keep
+        replicated values this way.
+        """
         know = self.clocks.know
         self.dirty = True
         writer = self.writer[cells]
         bad = (self.time[cells] > know[warps, GENERIC, writer]) & (writer != self.clocks.nobody)
-        if bad.any():
+        replicas = ~self.by_async[cells] & (writer < self.clocks.warps)
+        if bad.any() and not (same_bytes and replicas[bad].all() and same_bytes()):
             agent = int(warps[int(np.argmax(bad))])
             self._unordered(cells, bad, agent, pc, "write", "")
         count = len(self.readers)

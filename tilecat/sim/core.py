@@ -9,7 +9,7 @@ from typing import NoReturn
 import numpy as np
 
 from tilecat.addresses import AddressTable
-from tilecat.sim import barriers, bulk, wgmma
+from tilecat.sim import barriers, bulk, cp_async, tensormap, wgmma
 from tilecat.sim.clocks import Clocks, Shadow
 from tilecat.sim.fibers import Fiber, arrive, cut, diverge, merge
 from tilecat.sim.global_memory import GlobalMemory
@@ -161,6 +161,8 @@ class Machine:
         self.executed = self.idle_polls = 0
         barriers.reset(self)
         bulk.reset(self)
+        cp_async.reset(self)
+        tensormap.reset(self)
         wgmma.reset(self)
 
     # ---- running
@@ -389,8 +391,8 @@ class Machine:
         if rank >= self.ctas:
             self.fault("bounds", item, f"shared address {address:#x}: no CTA {rank} in the cluster")
         if offset < RESERVED_BYTES or offset + num_bytes > self.shared_bytes:
-            self.fault("bounds", item, f"shared bytes [{offset:#x}, {offset + num_bytes:#x}) outside "
-                       f"the allocation [{RESERVED_BYTES:#x}, {self.shared_bytes:#x})")  # fmt: skip
+            self.fault("bounds", item, f"shared bytes [{offset:#x}, {offset + num_bytes:#x}) "
+                       f"outside [{RESERVED_BYTES:#x}, {self.shared_bytes:#x})")  # fmt: skip
         return offset
 
     def agent_name(self, agent: int) -> str:
@@ -414,5 +416,5 @@ class Machine:
         why = "with no order between"
         if note == "proxy":
             why = "ordered, but generic writes reach the async proxy only through fence.proxy.async"
-        self.report("fence" if note else "race", pc, f"{who} {verb} {where}, {before} by {second}, {why}",
-                    other_pc)  # fmt: skip
+        message = f"{who} {verb} {where}, {before} by {second}, {why}"
+        self.report("fence" if note else "race", pc, message, other_pc)

@@ -1,4 +1,4 @@
-"""Global memory: arrays in an address space of the machine's own, tensor maps, owners of elements."""
+"""Global memory: arrays in an address space of their own, tensor maps, owners of elements."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ class EncodedMap:
                 raise MachineError(f"tensor map {self.name}: {text}")
         if self.swizzle and self.row_bytes != self.swizzle and self.rows > 1:
             raise MachineError(f"tensor map {self.name}: an inner box narrower than the swizzle is "
-                               f"not implemented, got {self.row_bytes} and {self.swizzle} bytes")  # fmt: skip
+                               f"not implemented, got {self.row_bytes} bytes")  # fmt: skip
         self._check_layout(array, memory)
 
     def _check_layout(self, array: np.ndarray, memory: GlobalMemory) -> None:
@@ -207,8 +207,8 @@ class EncodedMap:
             raise MachineError(f"tensor map {self.name}: base address a multiple of 16 bytes, got "
                                f"{address % 16} bytes too many")  # fmt: skip
         if array.shape[-1] > 1 and array.strides[-1] != self.item_bytes:
-            raise MachineError(f"tensor map {self.name}: innermost axis contiguous, got a stride of "
-                               f"{array.strides[-1]} bytes")  # fmt: skip
+            raise MachineError(f"tensor map {self.name}: innermost axis contiguous, got a stride "
+                               f"of {array.strides[-1]} bytes")  # fmt: skip
         for extent, stride in zip(array.shape[:-1], array.strides[:-1], strict=True):
             if extent > 1 and (stride % 16 or not 0 <= stride < 1 << 40):
                 raise MachineError(f"tensor map {self.name}: strides multiples of 16 bytes below "

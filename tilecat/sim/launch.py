@@ -9,7 +9,18 @@ import numpy as np
 
 from tilecat.addresses import AddressTable
 from tilecat.errors import MachineError
-from tilecat.sim import barriers, bulk, mbarrier, memory, warp, wgmma
+from tilecat.sim import (
+    atomics,
+    barriers,
+    bulk,
+    cp_async,
+    mbarrier,
+    memory,
+    mma_sync,
+    tensormap,
+    warp,
+    wgmma,
+)  # fmt: skip
 from tilecat.sim.core import Machine
 from tilecat.sim.global_memory import EncodedMap, GlobalMemory, Pointer, TensorMap
 from tilecat.sim.parse import Parameter
@@ -18,6 +29,7 @@ from tilecat.sim.report import Conflict, Result
 
 TABLE = (
     *mbarrier.TABLE, *barriers.TABLE, *bulk.TABLE, *wgmma.TABLE, *memory.TABLE, *warp.TABLE,
+    *atomics.TABLE, *cp_async.TABLE, *tensormap.TABLE, *mma_sync.TABLE,
 )  # fmt: skip
 _DEFAULT_LIMIT = 50_000_000
 _MAP_BYTES = 128

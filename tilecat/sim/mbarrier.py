@@ -50,7 +50,7 @@ class MBarrier:
         """Count arrivals; the phase may end."""
         if count > self.pending:
             machine.fault("mbarrier", item, f"{self.name(machine)}: {count} arrivals, but only "
-                          f"{self.pending} of {self.count} are pending in phase {self.phase}")  # fmt: skip
+                          f"{self.pending} of {self.count} pending")  # fmt: skip
         self.pending -= count
         self.advance(machine)
 
@@ -92,12 +92,13 @@ def find(
     if machine.races:
         warp = thread // 32
         if machine.clocks.know[warp, 0, barrier.init_warp] < barrier.init_time:
-            machine.report("race", item, f"{barrier.name(machine)} used with no order after its init",
-                           barrier.init_pc)  # fmt: skip
+            message = f"{barrier.name(machine)} used with no order after its init"
+            machine.report("race", item, message, barrier.init_pc)
     # fence.mbarrier_init makes the init visible in the cluster (9.7.13.4): needed for clusters.
     if away and not barrier.fenced or by_async and machine.ctas > 1 and not barrier.fenced:
-        machine.report("fence", item, f"{barrier.name(machine)} used by another CTA or the async "
-                       "proxy of a cluster without fence.mbarrier_init", barrier.init_pc)  # fmt: skip
+        message = f"{barrier.name(machine)} used by another CTA or the async proxy of a cluster "
+        message += "without fence.mbarrier_init"
+        machine.report("fence", item, message, barrier.init_pc)
     return barrier
 
 

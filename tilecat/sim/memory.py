@@ -1,8 +1,10 @@
-"""Plain loads, stores and atomics. PTX ISA 9.7.9.8 to 9.7.9.11, 9.7.13.5, 9.7.13.6."""
+"""Plain loads and stores. PTX ISA 9.7.9.8 to 9.7.9.11."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -45,7 +47,7 @@ def _decode(item: Instruction) -> Access:
     kind = item.mods[-1]
     count = next((int(m[1:]) for m in item.mods if m in ("v2", "v4", "v8")), 1)
     registers = data.items if isinstance(data, Vec) else (data,)
-    if len(registers) != count or isinstance(data, Vec) != (count > 1):
+    if len(registers) != count:
         raise refuse(item, "a vector of as many registers as the modifier says is wanted")
     if kind not in TYPE_BYTES or kind in ("f16x2", "bf16x2", "b128") or mem.extra:
         raise refuse(item, "operand form not implemented")
@@ -78,8 +80,8 @@ def _addresses(machine: Machine, fiber: Fiber, item: Instruction, mem: Mem, kind
     if len(addresses) and (addresses % align).any():
         index = int(np.argmax(addresses % align != 0))
         who = machine.reporter.threads(int(threads[index]), int(threads[index]))
-        machine.fault("align", item, f"address {int(addresses[index]):#x} of {who} is not aligned to "
-                      f"{align} bytes")  # fmt: skip
+        machine.fault("align", item, f"address {int(addresses[index]):#x} of {who} is not aligned "
+                      f"to {align} bytes")  # fmt: skip
     return threads, addresses
 
 
@@ -102,19 +104,27 @@ def shared_cta(machine: Machine, fiber: Fiber, item: Instruction, space: str, ad
     return cta, addresses & OFFSET_MASK
 
 
-def observe(machine: Machine, item: Instruction, cta: int, pattern: Pattern, write: bool) -> None:
-    """Bank conflicts and happens-before of one plain access to shared memory."""
+def observe(
+    machine: Machine,
+    item: Instruction,
+    cta: int,
+    pattern: Pattern,
+    write: bool,
+    same_bytes: Callable[[], bool] | None = None,
+) -> None:
+    """Bank conflicts and happens-before of one plain access to shared memory.
+
+    `same_bytes` tells whether a write would change nothing.
+    """
     worst = machine.conflicts.get(item.pc)
     if worst is None or pattern.wavefronts * worst[1] > worst[0] * pattern.ideal:
         machine.conflicts[item.pc] = (pattern.wavefronts, pattern.ideal)
     if not machine.races:
         return
     shadow = machine.shadows[cta]
-    if write and pattern.overlap is not None:
-        first, second, offset = pattern.overlap
-        machine.report("race", item, f"{machine.agent_name(first)} and {machine.agent_name(second)} both "
-                       f"write {machine.reporter.shared(cta, offset)} here", item.pc)  # fmt: skip
-    access = shadow.generic_write if write else shadow.generic_read
+    access = shadow.generic_read
+    if write:
+        access = partial(shadow.generic_write, same_bytes=same_bytes)
     if len(pattern.chunks):
         whole = shadow.chunk_cells(pattern.chunks, write)
         if whole is pattern.chunks:
@@ -123,6 +133,20 @@ def observe(machine: Machine, item: Instruction, cta: int, pattern: Pattern, wri
             _split_access(shadow, access, pattern, write, item.pc)
     if len(pattern.bytes):
         access(shadow.byte_cells(pattern.bytes), pattern.byte_warps, item.pc)
+
+
+def check_overlap(
+    machine: Machine, item: Instruction, cta: int, pattern: Pattern, kept: bool
+) -> None:
+    """Warps that write one place in one instruction must write the same bytes there.
+
+    `kept` tells whether memory now holds what every thread wrote.
+    """
+    if machine.races and pattern.overlap is not None and not kept:
+        first, second, offset = pattern.overlap
+        who = f"{machine.agent_name(first)} and {machine.agent_name(second)}"
+        where = machine.reporter.shared(cta, offset)
+        machine.report("race", item, f"{who} write different bytes to {where} here", item.pc)
 
 
 def _split_access(shadow, access, pattern: Pattern, write: bool, pc: int) -> None:
@@ -136,14 +160,6 @@ def _split_access(shadow, access, pattern: Pattern, write: bool, pc: int) -> Non
     access(cells, np.repeat(pattern.chunk_warps[fine], 16), pc)
     if write:
         shadow.join_written(pattern.chunks[fine], pattern.chunk_warps[fine], pc)
-
-
-def _shared_index(machine, fiber, item, threads, addresses, num_bytes: int, write: bool):
-    access = item.info
-    cta, offsets = shared_cta(machine, fiber, item, access.space, addresses, num_bytes)
-    pattern = pattern_of(machine, offsets, threads, num_bytes)
-    observe(machine, item, cta, pattern, write)
-    return cta, offsets
 
 
 def _read(data: np.ndarray, offsets: np.ndarray, width: int, count: int) -> list[np.ndarray]:
@@ -178,9 +194,9 @@ def _load(machine: Machine, fiber: Fiber, item: Instruction):
         return None
     width, count = access.item_bytes, len(access.registers)
     if shared:
-        cta, offsets = _shared_index(
-            machine, fiber, item, threads, addresses, access.num_bytes, False
-        )
+        cta, offsets = shared_cta(machine, fiber, item, access.space, addresses, access.num_bytes)
+        pattern = pattern_of(machine, offsets, threads, access.num_bytes)
+        observe(machine, item, cta, pattern, False)
         values = _read(machine.shared[cta], offsets, width, count)
     else:
         values = _global_read(machine, item, addresses, width, count)
@@ -216,11 +232,24 @@ def _store(machine: Machine, fiber: Fiber, item: Instruction) -> None:
         _global_write(machine, item, threads, addresses, values, access.item_bytes)
         machine.stats["bytes written"] += access.num_bytes * len(threads)
         return
-    cta, offsets = _shared_index(machine, fiber, item, threads, addresses, access.num_bytes, True)
-    data, width = machine.shared[cta], access.item_bytes
-    words = data[: len(data) // width * width].view(f"u{width}")
+    _shared_write(machine, fiber, item, threads, addresses, values)
+
+
+def _shared_write(machine: Machine, fiber: Fiber, item: Instruction, threads, addresses, values):
+    access = item.info
+    cta, offsets = shared_cta(machine, fiber, item, access.space, addresses, access.num_bytes)
+    pattern = pattern_of(machine, offsets, threads, access.num_bytes)
+    words = machine.shared[cta].view(f"u{access.item_bytes}")
+    first = offsets // access.item_bytes
+
+    def same() -> bool:
+        return all((words[first + k] == value).all() for k, value in enumerate(values))
+
+    observe(machine, item, cta, pattern, True, same)
     for index, value in enumerate(values):
-        words[offsets // width + index] = value
+        words[first + index] = value
+    if pattern.overlap is not None:
+        check_overlap(machine, item, cta, pattern, same())
 
 
 # ---- global memory
@@ -278,95 +307,8 @@ def _claim(machine: Machine, item: Instruction, threads, segment, offsets, num_b
     cta = machine.cta_numbers[int(threads[0]) // machine.block]
     if not machine.global_memory.claim(segment, index.ravel(), cta):
         name = segment.name_near(segment.start + int(offsets[0]))
-        machine.report("global-race", item, f"CTA {cta} stores elements of argument {name} that another "
-                       "CTA of this launch has stored")  # fmt: skip
-
-
-# ---- atomics
-def _combine(operation: str, old: np.ndarray, new: np.ndarray, extra) -> np.ndarray:
-    """One step of an atomic. 9.7.13.5."""
-    simple = {"add": np.add, "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
-              "min": np.minimum, "max": np.maximum}  # fmt: skip
-    if operation in simple:
-        return simple[operation](old, new)
-    if operation == "exch":
-        return new
-    if operation == "cas":
-        return np.where(old == new, extra, old)
-    if operation == "inc":
-        return np.where(old >= new, 0, old + 1)
-    return np.where((old == 0) | (old > new), new, old - 1)
-
-
-def _atomic(machine: Machine, fiber: Fiber, item: Instruction):
-    """atom, red: one thread after the other, in thread order. 9.7.13.5, 9.7.13.6."""
-    operation, kind, shared = item.info
-    returns = item.mods[0] == "atom"
-    mem, *operands = item.args[1:] if returns else item.args
-    width = TYPE_BYTES[kind]
-    threads, addresses = _addresses(machine, fiber, item, mem, "u32" if shared else "u64", width)
-    if not len(threads):
-        return None
-    machine.idle_polls = 0
-    picked = [
-        machine.values(item, o, kind, fiber.lo, fiber.hi)[threads - fiber.lo] for o in operands
-    ]
-    if shared:
-        cta, offsets = shared_cta(machine, fiber, item, shared, addresses, width)
-        _observe_atomic(machine, item, cta, offsets, threads, width)
-        old = _apply(operation, kind, machine.shared[cta], offsets, picked)
-    else:
-        old = np.zeros(len(threads), NUMPY[kind])
-        for segment, mask in _inside(machine, item, addresses, width):
-            _writeable(machine, item, segment, int(addresses[mask][0]))
-            parts = [value[mask] for value in picked]
-            old[mask] = _apply(
-                operation, kind, segment.data, addresses[mask] - segment.start, parts
-            )
-    if returns:
-        _put(machine, item.args[0], threads, old.view(f"u{width}"), kind)
-    return AGAIN if returns and not shared else None
-
-
-def _observe_atomic(machine, item, cta, offsets, threads, width: int) -> None:
-    """Atomics of several warps on one place do not race with each other; see the limits."""
-    if machine.races:
-        shadow = machine.shadows[cta]
-        pattern = pattern_of(machine, offsets, threads, width)
-        shadow.atomic(shadow.byte_cells(np.unique(offsets[:, None] + np.arange(width))),
-                      int(threads[0]) // 32, item.pc)  # fmt: skip
-        machine.conflicts.setdefault(item.pc, (pattern.ideal, pattern.ideal))
-
-
-def _apply(operation: str, kind: str, data: np.ndarray, offsets: np.ndarray, operands: list):
-    width = TYPE_BYTES[kind]
-    words = data[: len(data) // width * width].view(NUMPY[kind])
-    index = offsets // width
-    if len(np.unique(index)) == len(index):
-        old = words[index]
-        extra = operands[1] if len(operands) > 1 else None
-        words[index] = _combine(operation, old, operands[0], extra)
-        return old
-    old = np.empty(len(index), NUMPY[kind])
-    for place, where in enumerate(index):
-        old[place] = words[where]
-        extra = operands[1][place : place + 1] if len(operands) > 1 else None
-        step = _combine(operation, words[where : where + 1], operands[0][place : place + 1], extra)
-        words[where] = step[0]
-    return old
-
-
-def _decode_atomic(item: Instruction) -> tuple[str, str, str]:
-    space = next((m for m in item.mods if m.split("::")[0] == "shared"), "")
-    names = ("add", "and", "or", "xor", "min", "max", "exch", "cas", "inc", "dec")
-    operation = next(m for m in item.mods if m in names)
-    kind = item.mods[-1]
-    wanted = (3 if operation == "cas" else 2) + (item.mods[0] == "atom")
-    if len(item.args) != wanted or kind in ("inc", "dec") and kind != "u32":
-        raise refuse(item, "operand form not implemented")
-    if operation in ("and", "or", "xor", "exch", "cas") and kind[0] != "b":
-        raise refuse(item, f".{operation} takes a .b type")
-    return operation, kind, space
+        machine.report("global-race", item, f"CTA {cta} stores elements of argument {name} that "
+                       "another CTA of this launch has stored")  # fmt: skip
 
 
 _ORDERS = "{.weak,.volatile,.relaxed,.acquire}{.cta,.cluster,.gpu,.sys}"
@@ -376,9 +318,6 @@ _L1 = ("{.L1::evict_normal,.L1::evict_unchanged,.L1::evict_first,.L1::evict_last
 _L2 = "{.L2::evict_normal,.L2::evict_first,.L2::evict_last}{.L2::64B,.L2::128B,.L2::256B}"
 _TYPES = "(" + ",".join(f".{kind}" for kind in sorted(TYPE_BYTES)) + ")"
 _SHARED = "(.shared,.shared::cta,.shared::cluster)"
-_ATOMIC = "{.relaxed,.acquire,.release,.acq_rel}{.cta,.cluster,.gpu,.sys}"
-_ATOMIC_OPS = "(.add,.and,.or,.xor,.min,.max,.exch,.cas,.inc,.dec)"
-_ATOMIC_TYPES = "(.u32,.s32,.b32,.u64,.s64,.b64,.f32,.f64)"
 TABLE = (
     Row(f"ld{_ORDERS}.global{{.ca,.cg,.cs,.lu,.cv}}{{.nc}}{_L1}{_L2}{{.v2,.v4,.v8}}{_TYPES}",
         "dv m", _load, "9.7.9.8", decode=_decode),
@@ -386,8 +325,4 @@ TABLE = (
     Row(f"st{_ST_ORDERS}.global{{.wb,.cg,.cs,.wt}}{_L1}{_L2}{{.v2,.v4,.v8}}{_TYPES}", "m rv",
         _store, "9.7.9.11", decode=_decode),
     Row(f"st{_ST_ORDERS}{_SHARED}{{.v2,.v4}}{_TYPES}", "m rv", _store, "9.7.9.11", decode=_decode),
-    Row(f"red{_ATOMIC}(.global,.shared,.shared::cta,.shared::cluster){_ATOMIC_OPS}{_ATOMIC_TYPES}",
-        "m r", _atomic, "9.7.13.6", decode=_decode_atomic),
-    Row(f"atom{_ATOMIC}(.global,.shared,.shared::cta,.shared::cluster){_ATOMIC_OPS}{_ATOMIC_TYPES}",
-        "d m r r?", _atomic, "9.7.13.5", decode=_decode_atomic),
 )  # fmt: skip

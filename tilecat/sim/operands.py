@@ -59,8 +59,8 @@ class Descriptor:
         else:
             places = _k_major(start, leading, stride, swizzle, rows)
             if swizzle and start % swizzle + _K_BYTES > swizzle:
-                machine.report("wgmma", item, f"matrix descriptor {bits:#018x}: 32 bytes of K from byte "
-                               f"{start % swizzle} leave the {swizzle}-byte swizzle row")  # fmt: skip
+                machine.report("wgmma", item, f"matrix descriptor {bits:#018x}: 32 bytes of K from "
+                               f"byte {start % swizzle} leave the {swizzle}-byte row")  # fmt: skip
         places = swizzled(places, swizzle)
         low, high = int(places.min()), int(places.max()) + 16
         if low < 0x400 or high > machine.shared_bytes:
@@ -77,7 +77,7 @@ def _k_major(start: int, leading: int, stride: int, swizzle: int, rows: int) -> 
 
 
 def _mn_major(start, leading, stride, swizzle: int, chunks: int, depth: int) -> np.ndarray:
-    """((T, W, m), (8, k)): K rows at the swizzle's pitch, `stride` each 8; panels `leading` apart."""
+    """((T, W, m), (8, k)): K rows at the swizzle's pitch, panels `leading` apart."""
     k, chunk = np.arange(depth)[:, None], np.arange(chunks)
     if not swizzle:
         return start + chunk * stride + k // 8 * leading + k % 8 * 16
@@ -98,8 +98,8 @@ def check_tile(machine: Machine, item: Instruction, descriptor: Descriptor, thre
     low, high = descriptor.first - base, descriptor.last - base
     if low < tile.start or high > tile.start + tile.num_bytes:
         machine.report("bounds", item, f"the matrix descriptor starts in {tile} at byte "
-                       f"{descriptor.start - base - tile.start} and reads bytes {low - tile.start} to "
-                       f"{high - tile.start} of its {tile.num_bytes}")  # fmt: skip
+                       f"{descriptor.start - base - tile.start} and reads bytes {low - tile.start} "
+                       f"to {high - tile.start} of its {tile.num_bytes}")  # fmt: skip
 
 
 def chunks_of(machine: Machine, descriptors: tuple[Descriptor, ...]):

@@ -16,7 +16,6 @@ from tilecat.sim.program import refuse
 if TYPE_CHECKING:
     from tilecat.sim.core import Machine
 
-PARAM_BASE = 1 << 45
 _POISON = {"B": 0xBD, "H": 0x7FBD, "R": 0x7FBADBAD, "D": 0x7FF4DEAD00000000, "P": False}
 _DTYPES = {"B": np.uint8, "H": np.uint16, "R": np.uint32, "D": np.uint64, "P": bool}
 
@@ -96,9 +95,10 @@ def symbol(machine: Machine, item: Instruction, operand: Symbol, kind: str, lo: 
         narrow, wide = machine.symbols[operand.name]
         return (wide if NUMPY[kind].itemsize == 8 else narrow)[lo:hi].view(NUMPY[kind])
     param = machine.param_offsets.get(operand.name)
-    if param is None or NUMPY[kind].itemsize != 8:
+    width = NUMPY[kind].itemsize
+    if param is None or width < 4:
         raise refuse(item, f"unknown name {operand.name}, or an address in a narrow type")
-    return np.array([PARAM_BASE + param], np.uint64).view(NUMPY[kind])
+    return np.array([param], f"u{width}").view(NUMPY[kind])
 
 
 def predicate(machine: Machine, operand: Reg | Not, lo: int, hi: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Rows of the instruction table: opcode in the manual's notation, operand forms, meaning, section."""
+"""Rows of the instruction table: opcode as the manual writes it, operand forms, meaning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Warp-wide instructions: matrix loads and stores, shuffles, votes, elect. PTX ISA 9.7.9, 9.7.14."""
+"""Warp-wide instructions: matrix loads and stores, shuffles, votes. PTX ISA 9.7.9, 9.7.14."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from tilecat.sim.conflicts import Pattern, matrix_wavefronts
 from tilecat.sim.fibers import Fiber, whole_warps
-from tilecat.sim.memory import observe, shared_cta
+from tilecat.sim.memory import check_overlap, observe, shared_cta
 from tilecat.sim.parse import Imm, Instruction, Mem, Pair, Reg
 from tilecat.sim.program import refuse
 from tilecat.sim.report import OFFSET_MASK, RANK_SHIFT
@@ -32,19 +32,18 @@ def _decode_matrix(item: Instruction) -> tuple[Mem, tuple, bool]:
 
 
 def _rows(machine: Machine, fiber: Fiber, item: Instruction, mem: Mem, count: int, write: bool):
-    """Chunks of the rows, (warps, matrices, 8), and the CTA: lane 8 m + r gives row r of matrix m."""
+    """Chunks of the rows, (warps, matrices, 8), and the CTA: lane 8 m + r has row r of matrix m."""
     addresses = machine.addresses(item, mem, fiber.lo, fiber.hi).reshape(-1, 4, 8)[:, :count]
     if (addresses & 15).any():
-        machine.fault("align", item, f"a row address of {machine.reporter.threads(fiber.lo, fiber.hi - 1)} "
-                      "is not 16-byte aligned")  # fmt: skip
+        who = machine.reporter.threads(fiber.lo, fiber.hi - 1)
+        machine.fault("align", item, f"a row address of {who} is not 16-byte aligned")
     cta, offsets = shared_cta(machine, fiber, item, "shared::cta", addresses, 16)
     chunks = offsets >> 4
     key = ("matrix", fiber.lo, write, chunks.tobytes())
     pattern = machine.cache.get(key)
     if pattern is None:
         pattern = machine.cache[key] = _pattern(fiber, chunks)
-    observe(machine, item, cta, pattern, write)
-    return cta, chunks
+    return cta, chunks, pattern
 
 
 def _pattern(fiber: Fiber, chunks: np.ndarray) -> Pattern:
@@ -68,14 +67,22 @@ def _stmatrix(machine: Machine, fiber: Fiber, item: Instruction):
         return outcome
     mem, registers, transposed = item.info
     machine.idle_polls = 0
-    cta, chunks = _rows(machine, fiber, item, mem, len(registers), True)
     data = np.stack([machine.registers.raw(r, fiber.lo, fiber.hi) for r in registers])
     data = data.reshape(len(registers), -1, 8, 4)
     if transposed:
         halves = data.view(np.uint16).transpose(0, 1, 3, 2)
         data = np.ascontiguousarray(halves).view(np.uint32)
     rows = np.ascontiguousarray(data.transpose(1, 0, 2, 3)).view("c16")[..., 0]
-    machine.chunks[cta][chunks] = rows
+    cta, chunks, pattern = _rows(machine, fiber, item, mem, len(registers), True)
+    held = machine.chunks[cta]
+
+    def same() -> bool:
+        return held[chunks].tobytes() == rows.tobytes()
+
+    observe(machine, item, cta, pattern, True, same)
+    held[chunks] = rows
+    if pattern.overlap is not None:
+        check_overlap(machine, item, cta, pattern, same())
     return NEXT
 
 
@@ -85,7 +92,8 @@ def _ldmatrix(machine: Machine, fiber: Fiber, item: Instruction):
     if outcome is not NEXT:
         return outcome
     mem, registers, transposed = item.info
-    cta, chunks = _rows(machine, fiber, item, mem, len(registers), False)
+    cta, chunks, pattern = _rows(machine, fiber, item, mem, len(registers), False)
+    observe(machine, item, cta, pattern, False)
     data = machine.chunks[cta][chunks][..., None].view(np.uint16)
     if transposed:
         data = data.transpose(0, 1, 3, 2)

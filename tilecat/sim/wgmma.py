@@ -137,8 +137,8 @@ def _check_fence(machine: Machine, state: Warpgroup, item: Instruction, form: Fo
     for (start, end), mask in state.touched.items():
         if mask & used:
             pc = next((k for k in range(start, end) if items[k].mask & used), start)
-            machine.report("wgmma", item, "registers of this wgmma were used by the instruction below "
-                           "after the last wgmma.fence", pc)  # fmt: skip
+            machine.report("wgmma", item, "registers of this wgmma were used by the instruction "
+                           "below after the last wgmma.fence", pc)  # fmt: skip
             break
     if not state.in_flight & used:
         return
@@ -146,8 +146,8 @@ def _check_fence(machine: Machine, state: Warpgroup, item: Instruction, form: Fo
         other = issue.form
         clash = other.d_mask & form.a_mask or other.a_mask & form.d_mask
         if clash or other.d_mask & form.d_mask and other.shape != form.shape:
-            machine.report("wgmma", item, "registers of a wgmma in flight are used in another role or "
-                           "shape without wgmma.wait_group", issue.item.pc)  # fmt: skip
+            machine.report("wgmma", item, "registers of a wgmma in flight are used in another role "
+                           "or shape without wgmma.wait_group", issue.item.pc)  # fmt: skip
 
 
 # ---- instructions
@@ -245,8 +245,8 @@ def check_exit(machine: Machine, fiber: Fiber, item: Instruction) -> None:
             pending = state.open or state.groups[-1]
             other = pending[-1].item.pc if pending else -1
             if pending:
-                machine.report("exit", item, f"{machine.agent_name(number * 4)} exits with wgmma in "
-                               "flight", other)  # fmt: skip
+                machine.report("exit", item, f"{machine.agent_name(number * 4)} exits with wgmma "
+                               "in flight", other)  # fmt: skip
 
 
 # ---- execution
@@ -304,8 +304,9 @@ def _operand(machine, state, cta: int, descriptors: list[Descriptor], issue: Iss
 def _accumulate(
     machine: Machine, form: Form, lo: int, product: np.ndarray, accumulate: bool
 ) -> None:
-    """Add to the accumulator fragment: 9.7.15.5.1.1. Lane 4 g + q, register 4 j + 2 h + e holds
-    row 16 w + 8 h + g, column 8 j + 2 q + e.
+    """Add to the accumulator fragment: 9.7.15.5.1.1.
+
+    Lane 4 g + q, register 4 j + 2 h + e holds row 16 w + 8 h + g, column 8 j + 2 q + e.
     """
     count = form.n // 8
     parts = product.reshape(4, 2, 8, count, 4, 2).transpose(3, 1, 5, 0, 2, 4)
