@@ -79,7 +79,7 @@ def random_weights():
     def normal(*shape):
         return generator.standard_normal(shape).astype(np.float32) / math.sqrt(shape[-1])
 
-    weights = {f"embeddings.{name}_embeddings.weight": normal(40, 384) for name in
+    weights = {f"embeddings.{name}_embeddings.weight": normal(100, 384) for name in
                ("word", "position", "token_type")}  # fmt: skip
     norms = ["embeddings.LayerNorm"]
     for layer in range(example.LAYERS):
@@ -240,3 +240,29 @@ def test_cuda_without_a_gpu_is_an_error(monkeypatch, capsys):
 def test_no_sentence_is_an_error():
     with pytest.raises(example.DemoError, match="there is no sentence"):
         example.compare([], RoundedProducts(F16))
+
+
+@pytest.mark.parametrize(("name", "loss"), [("f16", 1e-6), ("bf16", 5e-5)])
+def test_tilecat_products_in_the_machine(random_model, monkeypatch, name, loss):
+    monkeypatch.setattr(example, "LAYERS", 1)
+    products = example.TilecatProducts(example.DTYPES[name])
+    comparison = example.compare(["a bb ccc dddd eeeee", "a bb", "bb a"], products)
+    assert comparison.calls == 4 + 2 + 1  # products of a layer, lengths, similarities
+    assert np.all(comparison.cosines > 1 - loss)
+    np.testing.assert_allclose(comparison.similarities, comparison.expected, atol=0.01)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("name", "loss"), [("f16", 1e-6), ("bf16", 5e-5)])
+def test_tilecat_products_on_a_gpu(random_model, name, loss):
+    products = example.TilecatProducts(example.DTYPES[name], example.choose_device("cuda"))
+    comparison = example.compare(["a bb ccc " * 30, "a bb", "bb a"], products)
+    assert np.all(comparison.cosines > 1 - loss)
+    np.testing.assert_allclose(comparison.similarities, comparison.expected, atol=0.01)
+
+
+@needs_weights
+@pytest.mark.slow
+def test_real_weights_in_the_machine(capsys):
+    assert example.main(["--device", "cpu", "--sentence", "It's so sunny outside!"]) == 0
+    assert "1 sentence, 9 tokens, 31 tilecat operators in f16" in capsys.readouterr().out
