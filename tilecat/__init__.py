@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from . import dtypes, layouts
 from .driver import KernelFunction, kernel
 from .dtypes import DType, DTypeVar, bf16, f16, f32, s32, u32
 from .errors import (
@@ -53,6 +54,7 @@ from .language.functions import (
     zeros,
 )
 from .language.scalars import cdiv, select, var
+from .language.sections import cta_id, num_ctas, shared, sync, warpgroup
 from .pipeline.ring import load_async
 from .pipeline.scheduler import Schedule, grouped, row_major, sequence_first
 from .pipeline.templates import lcf
@@ -63,3 +65,83 @@ from .tiles import gl, rt, rv, st
 from .operators import attention, matmul
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "absolute",
+    "ArchError",
+    "attention",
+    "bf16",
+    "cast",
+    "cdiv",
+    "copy",
+    "cta_id",
+    "DType",
+    "DTypeError",
+    "dtypes",
+    "DTypeVar",
+    "empty",
+    "exp",
+    "exp2",
+    "f16",
+    "f32",
+    "fill",
+    "fma",
+    "full",
+    "gl",
+    "grouped",
+    "inline",
+    "kernel",
+    "KernelFunction",
+    "LayoutError",
+    "layouts",
+    "lcf",
+    "load",
+    "load_async",
+    "Loc",
+    "log",
+    "log2",
+    "MachineError",
+    "mask_cols",
+    "mask_rows",
+    "matmul",
+    "maximum",
+    "minimum",
+    "mma_AB",
+    "mma_ABt",
+    "mma_wait",
+    "mul",
+    "num_ctas",
+    "one_thread",
+    "otherwise",
+    "range",
+    "rcp",
+    "relu",
+    "require",
+    "ResourceError",
+    "row_major",
+    "row_max",
+    "row_min",
+    "row_sum",
+    "rsqrt",
+    "rt",
+    "rv",
+    "s32",
+    "Schedule",
+    "ScopeError",
+    "select",
+    "sequence_first",
+    "shared",
+    "sqrt",
+    "st",
+    "store",
+    "sync",
+    "SyncError",
+    "tanh",
+    "TileError",
+    "total",
+    "u32",
+    "var",
+    "warpgroup",
+    "when",
+    "zeros",
+]

@@ -53,7 +53,7 @@ class ThreadRole:
 
 @dataclass(frozen=True)
 class AddressTable:
-    """Everything the generator can name: shared ranges, mbarriers, roles of threads, source files."""
+    """All the generator can name: shared ranges, mbarriers, roles of threads, source files."""
 
     shared: tuple[SharedRange, ...] = ()
     barriers: tuple[BarrierName, ...] = ()

@@ -1,4 +1,4 @@
-"""The builder: records ops of the kernel being traced, checks them as they come, drops duplicates."""
+"""The builder: records ops of the kernel being traced, checks them, drops duplicates."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .arch import Arch
 from .errors import LOCATORS, Loc, ScopeError, TileError, caller_loc
 from .ir import Block, Kernel, Op, Scope, Value
 
-_ASSIGNED = re.compile(r"^\s*([A-Za-z_]\w*)\s*(?:\+|-|\*|/)?=[^=]")
+_ASSIGNED = re.compile(r"^\s*([A-Za-z_]\w*)\s*(?:\+|-|\*|/)?=[^=]", re.ASCII)
 _STACK: list[Builder] = []
 
 
@@ -34,7 +34,9 @@ class Builder:
         self.default_loc = kernel.loc
         self.finalizers: list[Any] = []
         self.broken: TileError | None = None
-        self._seen: dict[int, dict[tuple[Any, ...], Op]] = {}
+        # Keyed by the blocks themselves: an id can come back when a dropped block is freed.
+        self._seen: dict[Block, dict[tuple[Any, ...], Op]] = {}
+        self.last_branch: tuple[Block, int, Any] | None = None  # what a tc.otherwise would follow
 
     @contextmanager
     def tracing(self) -> Iterator[Builder]:
@@ -95,20 +97,20 @@ class Builder:
             if known is not None:
                 return known
         types = op.infer()
-        name = assigned_name(mine)
+        name = op.name_hint or assigned_name(mine)
         op.results = tuple(Value(t, name, op.loc) for t in types)
         for value in op.results:
             value.block, value.op = self.block, op
         self.block.ops.append(op)
         if op.pure:
-            self._seen.setdefault(id(self.block), {})[op.key()] = op
+            self._seen.setdefault(self.block, {})[op.key()] = op
         return op
 
     def _find(self, op: Op) -> Op | None:
         key = op.key()
         block: Block | None = self.block
         while block is not None:
-            found = self._seen.get(id(block), {}).get(key)
+            found = self._seen.get(block, {}).get(key)
             if found is not None:
                 return found
             block = block.parent

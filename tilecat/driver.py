@@ -16,7 +16,7 @@ from .check import CheckedKernel, check
 from .codegen.emit import generate
 from .codegen.module import PtxModule
 from .errors import ResourceError, SyncError
-from .ir import Access, Kernel
+from .ir import Kernel
 from .language.kernel import (
     Signature,
     Specialization,
@@ -24,8 +24,6 @@ from .language.kernel import (
     signature_of,
     trace,
 )
-from .ops.memory import StoreVector
-from .ops.tma import CopyByThreads, TmaStore
 from .runtime import compile as runtime_compile
 from .runtime import deferred
 from .runtime.arrays import ArrayView, view
@@ -127,13 +125,8 @@ class Compiled:
 
 
 def _written(kernel: Kernel) -> tuple[int, ...]:
-    found: set[int] = set()
-    for op in kernel.body.walk():
-        if isinstance(op, TmaStore | StoreVector) or (
-            isinstance(op, CopyByThreads) and op.effects()[0].access is Access.READ
-        ):
-            found.add(op.arg.index)
-    return tuple(sorted(found))
+    targets = (op.stores for op in kernel.body.walk())
+    return tuple(sorted({arg.index for arg in targets if arg is not None}))
 
 
 class KernelFunction:
@@ -241,7 +234,9 @@ class KernelFunction:
     def _prepare(self, views: list[Any], params: dict[str, Any]) -> tuple[Bound, Compiled]:
         key = (
             *[
-                (v.dtype, v.shape, v.strides, v.ptr & 15, v.device) if type(v) is ArrayView else None
+                (v.dtype, v.shape, v.strides, v.ptr & 15, v.device)
+                if type(v) is ArrayView
+                else type(v)
                 for v in views
             ],
             *params.items(),

@@ -6,7 +6,7 @@ import linecache
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
 
@@ -40,11 +40,11 @@ class Loc:
         return f"{self.file}:{self.line}"
 
 
-@lru_cache(maxsize=None)
+@cache
 def is_user_file(path: str) -> bool:
     """Whether a source file is the user's: outside the package, or one of its kernels."""
     if path.startswith("<"):
-        return not path.startswith("<frozen")
+        return not path.startswith(("<frozen", "<__array_function__"))
     resolved = Path(path)
     if any(part in resolved.parents for part in _USER_PARTS):
         return True
@@ -93,6 +93,8 @@ def caller_loc(boundary: CodeType | None = None) -> Loc | None:
 class TileError(Exception):
     """A rule of the language broken by a kernel or its caller.
 
+    Prints as `Kind: op: rule, got name=value (type)`, the place, its line with a caret, a hint.
+
     Args:
         message: `op: rule in words, got name=value (type), ...`.
         loc: the user's line; None means the line now on the stack.
@@ -105,8 +107,13 @@ class TileError(Exception):
         self.hint = hint
         super().__init__(self._render())
 
+    @property
+    def kind(self) -> str:
+        """The family of the rule: `Layout` for a LayoutError."""
+        return type(self).__name__.removesuffix("Error")
+
     def _render(self) -> str:
-        lines = [self.message]
+        lines = [f"{self.kind}: {self.message}"]
         if self.loc is not None:
             lines.append(f"  --> {self.loc}")
             text = self.loc.text
@@ -129,7 +136,7 @@ class DTypeError(TileError):
 
 
 class ScopeError(TileError):
-    """An op executed by threads that may not execute it, or control flow the trace cannot record."""
+    """An op run by threads that may not run it, or control flow a trace cannot record."""
 
 
 class SyncError(TileError):

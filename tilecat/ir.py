@@ -1,4 +1,4 @@
-"""The intermediate representation: values, ops with marked fields, blocks, kernels, and the printer.
+"""The intermediate representation: values, ops with marked fields, blocks, kernels, printer.
 
 A kernel is a tree: a block holds ops, an op may hold blocks. Scalars are values defined once
 (apart from `Var`, a mutable place); tiles are mutable places, as registers are: ops read and write
@@ -118,6 +118,16 @@ class Op:
         """What it reads and writes beyond its scalar operands."""
         return ()
 
+    @property
+    def name_hint(self) -> str:
+        """Name of the result's register; empty: the name the user's line assigns to."""
+        return ""
+
+    @property
+    def stores(self) -> TensorArg | None:
+        """The tensor argument it writes to, if any."""
+        return None
+
     def emit(self, w: Any) -> None:
         """Writes the op's PTX to the writer."""
         raise NotImplementedError(type(self).__name__)
@@ -144,11 +154,14 @@ class Op:
         return tuple(value for _, value in self._role("block") if value is not None)
 
     def key(self) -> tuple[Any, ...]:
-        """Identity for common subexpressions: class, operands, attributes."""
+        """Identity for common subexpressions: class, operands, attributes.
+
+        Numbers count by their text, since 0.0 == -0.0.
+        """
         parts: list[Any] = [type(self)]
         for _, value in self._role("operand"):
             items = value if isinstance(value, tuple) else (value,)
-            parts += [id(v) if isinstance(v, Value) else (type(v), v) for v in items]
+            parts += [id(v) if isinstance(v, Value) else (type(v), repr(v)) for v in items]
         return (*parts, *self.attributes().items())
 
 

@@ -43,7 +43,8 @@ def _check_sides(
     op: AllocBarriers, initialised: set[int], arrived: set[int], waited: set[int]
 ) -> None:
     key = id(op.result)
-    for known, verb in ((initialised, "initialised"), (arrived, "arrived on"), (waited, "waited for")):
+    sides = ((initialised, "initialised"), (arrived, "arrived on"), (waited, "waited for"))
+    for known, verb in sides:
         if key not in known:
             raise SyncError(f"mbarrier {op.name}: is never {verb}", loc=op.loc)
     if not 1 <= op.arrivals <= MAX_ARRIVALS:

@@ -190,6 +190,14 @@ class Writer:
             "tid", "b32", "thread", lambda r: self.line(ptx.alu("mov.u32", r, "%tid.x"))
         )
 
+    def warpgroup(self) -> str:
+        """Warpgroup number in the CTA; ptxas knows it to be uniform in a warp."""
+        thread = self.tid()
+        return self.invariant(
+            "warpgroup", "b32", "warpgroup",
+            lambda r: self.line(ptx.alu("shr.u32", r, thread, 7)),
+        )  # fmt: skip
+
     def _bits(self, key: str, shift: int, mask: int) -> str:
         def build(register: str) -> None:
             source = self.tid()

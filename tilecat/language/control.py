@@ -10,69 +10,85 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from .. import dtypes
 from ..builder import current
 from ..errors import Loc, ScopeError
 from ..ir import Block, Scope, Value
 from ..ops.control import OneThread, Range, When
+from ..tiles import ScalarType
 from .scalars import Scalar, Var, operand_of
 from .values import Registers, SharedTile
 
 _WATCHED = (Scalar, Registers, SharedTile, int, float)
+_LINE = "a trace runs the block once"
 
 
-def _snapshot(frame: FrameType) -> dict[str, Any]:
-    return {
-        name: value
-        for name, value in frame.f_locals.items()
-        if isinstance(value, _WATCHED) and not isinstance(value, bool | Var)
-    }
+def _statement(frame: FrameType, first: int) -> ast.AST | None:
+    """The `for` or `with` statement that starts at a line, if its source is there."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(frame.f_code.co_filename)))
+    except SyntaxError:
+        return None
+    found = (n for n in ast.walk(tree) if isinstance(n, ast.For | ast.With) and n.lineno == first)
+    return next(found, None)
 
 
 def _updates_itself(frame: FrameType, first: int, name: str) -> int | None:
     """Line of `name += ...` or `name = ... name ...` in the statement that starts at `first`."""
-    source = "".join(linecache.getlines(frame.f_code.co_filename))
-    try:
-        tree = ast.parse(source)
-    except SyntaxError:
-        return None
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.For | ast.With) or node.lineno != first:
-            continue
-        for inner in ast.walk(node):
-            if isinstance(inner, ast.AugAssign) and getattr(inner.target, "id", "") == name:
+    statement = _statement(frame, first)
+    for inner in ast.walk(statement) if statement is not None else ():
+        if isinstance(inner, ast.AugAssign) and getattr(inner.target, "id", "") == name:
+            return inner.lineno
+        if isinstance(inner, ast.Assign) and name in {getattr(t, "id", "") for t in inner.targets}:
+            if name in {n.id for n in ast.walk(inner.value) if isinstance(n, ast.Name)}:
                 return inner.lineno
-            if isinstance(inner, ast.Assign) and any(
-                getattr(t, "id", "") == name for t in inner.targets
-            ):
-                loads = {n.id for n in ast.walk(inner.value) if isinstance(n, ast.Name)}
-                if name in loads:
-                    return inner.lineno
     return None
 
 
-def _check_names(what: str, frame: FrameType, first: int, before: dict[str, Any], body: Block) -> None:
-    for name, old in before.items():
-        new = frame.f_locals.get(name)
-        if new is old or isinstance(new, Var):
-            continue
-        made = getattr(new, "value", None)
-        if isinstance(made, Value):
-            if made is getattr(old, "value", None) or made.block is None or not made.block.inside(body):
+class _Watch:
+    """Python names of a block's frame, before and after: a rebinding would be lost."""
+
+    def __init__(self, what: str, frame: FrameType):
+        self.what = what
+        self.frame = frame
+        self.first = frame.f_lineno
+        self.before = {
+            name: value
+            for name, value in frame.f_locals.items()
+            if isinstance(value, _WATCHED) and not isinstance(value, bool | Var)
+        }
+
+    def check(self, body: Block) -> None:
+        """Refuses a name that now holds what was made inside the block, or a new number."""
+        for name, old in self.before.items():
+            new = self.frame.f_locals.get(name)
+            if new is old or isinstance(new, Var):
                 continue
-            raise ScopeError(
-                f"{what}: rebinds the name `{name}`, got {name}={new!r} made inside the block; "
-                "a trace runs the block once, so the new value would not reach the next "
-                "iteration or the code after it",
-                loc=made.loc,
-                hint=f"before the block: {name} = tc.var(...), inside: {name} += ... or "
-                f"{name}.set(...); a tile is written in place: {name} *= ..., or out={name}",
-            )
-        line = _updates_itself(frame, first, name) if isinstance(new, int | float) else None
+            made = getattr(new, "value", None)
+            if isinstance(made, Value):
+                if made is not getattr(old, "value", None):
+                    self._check_value(name, new, made, body)
+            elif isinstance(new, int | float):
+                self._check_number(name, old, new)
+
+    def _check_value(self, name: str, new: Any, made: Value, body: Block) -> None:
+        if made.block is None or not made.block.inside(body):
+            return
+        raise ScopeError(
+            f"{self.what}: rebinds the name `{name}`, got {name}={new!r} made inside the block; "
+            f"{_LINE}, so the new value would not reach the next iteration or the code after it",
+            loc=made.loc,
+            hint=f"before the block: {name} = tc.var(...), inside: {name} += ... or "
+            f"{name}.set(...); a tile is written in place: {name} *= ..., or out={name}",
+        )
+
+    def _check_number(self, name: str, old: Any, new: int | float) -> None:
+        line = _updates_itself(self.frame, self.first, name)
         if line is not None:
             raise ScopeError(
-                f"{what}: updates the Python number `{name}` inside a run-time block, "
-                f"got {name}={new!r}; a trace runs the block once",
-                loc=Loc(frame.f_code.co_filename, line),
+                f"{self.what}: updates the Python number `{name}` inside a run-time block, "
+                f"got {name}={new!r}; {_LINE}",
+                loc=Loc(self.frame.f_code.co_filename, line),
                 hint=f"{name} = tc.var({old!r}) before the block",
             )
 
@@ -85,19 +101,17 @@ def range_(start: Any, stop: Any = None, step: Any = 1) -> Iterator[Scalar]:
     """
     if stop is None:
         start, stop = 0, start
-    if isinstance(step, int) and step <= 0:
-        raise ScopeError(f"tc.range: the step is positive, got step={step}")
     builder = current()
-    frame = sys._getframe(1)
-    first, before = frame.f_lineno, _snapshot(frame)
+    watch = _Watch("tc.range", sys._getframe(1))
     body = builder.child()
-    op = Range(operand_of(start, "range"), operand_of(stop, "range"), operand_of(step, "range"), body)
-    builder.add(op)
-    op.result.name = op.result.name or "i"
+    first, last, by = (operand_of(bound, "tc.range") for bound in (start, stop, step))
+    op = builder.add(Range(first, last, by, body))
+    index = op.result
+    index.block = body
     finished = False
     with builder.within(body):
         try:
-            yield Scalar(op.result)
+            yield Scalar(index)
             finished = True
         finally:
             if not finished and sys.exc_info()[0] is GeneratorExit:
@@ -106,50 +120,56 @@ def range_(start: Any, stop: Any = None, step: Any = 1) -> Iterator[Scalar]:
                     loc=op.loc,
                     hint="compute the trip count first, or guard the body with tc.when",
                 )
-    _check_names("tc.range", frame, first, before, body)
+    watch.check(body)
 
 
 @contextmanager
 def when(condition: Any) -> Iterator[None]:
     """`with tc.when(condition):` a branch at run time; a Python bool decides while tracing.
 
-    The body of a false Python bool is still traced and then dropped.
+    The body of a false Python bool is still traced, and then dropped.
     """
     builder = current()
-    frame = sys._getframe(2)
-    first, before = frame.f_lineno, _snapshot(frame)
-    body = builder.child()
-    if isinstance(condition, bool):
-        with builder.within(body):
+    watch = _Watch("tc.when", sys._getframe(2))
+    decided = operand_of(condition, "tc.when")
+    if isinstance(decided, bool):
+        with builder.within(builder.block if decided else builder.child()):
             yield
-        if condition:
-            builder.block.ops.extend(body.ops)
+        builder.last_branch = (builder.block, len(builder.block.ops), decided)
         return
-    p = operand_of(condition, "when")
-    if not isinstance(p, Value) or getattr(p.type, "dtype", None) is None or p.type.dtype.name != "pred":  # type: ignore[union-attr]
+    if not isinstance(decided, Value) or decided.type != ScalarType(dtypes.pred):
         raise ScopeError(
             f"tc.when: the condition is a comparison of run-time scalars, got {condition!r}",
             hint="with tc.when(i < n):",
         )
-    builder.add(When(p, body))
-    with builder.within(body):
+    op = When(decided, builder.child())
+    builder.add(op)
+    with builder.within(op.body):
         yield
-    _check_names("tc.when", frame, first, before, body)
+    watch.check(op.body)
+    builder.last_branch = (builder.block, len(builder.block.ops), op)
 
 
 @contextmanager
 def otherwise() -> Iterator[None]:
     """`with tc.otherwise():` right after a `tc.when` block: its else branch."""
     builder = current()
-    last = builder.block.ops[-1] if builder.block.ops else None
-    if not isinstance(last, When) or last.orelse is not None:
+    watch = _Watch("tc.otherwise", sys._getframe(2))
+    here = (builder.block, len(builder.block.ops))
+    if builder.last_branch is None or builder.last_branch[:2] != here:
         raise ScopeError(
             "tc.otherwise: follows a tc.when block directly",
             hint="put it on the line after the tc.when block, with nothing between",
         )
-    last.orelse = builder.child()
-    with builder.within(last.orelse):
+    branch, builder.last_branch = builder.last_branch[2], None
+    if isinstance(branch, bool):
+        with builder.within(builder.child() if branch else builder.block):
+            yield
+        return
+    branch.orelse = builder.child()
+    with builder.within(branch.orelse):
         yield
+    watch.check(branch.orelse)
 
 
 @contextmanager
@@ -157,6 +177,6 @@ def one_thread(first: Any = 0) -> Iterator[None]:
     """A section executed by thread `first` of the CTA alone."""
     builder = current()
     body = builder.child()
-    builder.add(OneThread(operand_of(first, "one_thread"), body))
+    builder.add(OneThread(operand_of(first, "tc.one_thread"), body))
     with builder.within(body, Scope.THREAD):
         yield

@@ -5,17 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from .. import dtypes
-from ..builder import add, current
+from ..builder import add
 from ..dtypes import DType
 from ..errors import DTypeError, LayoutError
 from ..ir import Value
 from ..ops.convert import Cast
 from ..ops.elementwise import AllocRegisters, Fill, MaskTail
+from ..ops.global_memory import LoadGlobal, StoreGlobal
 from ..ops.inline import Inline
 from ..ops.memory import LoadShared, StoreShared, StoreVector
 from ..ops.mma import Mma, MmaWait
 from ..ops.reduce import RowReduce, Total
-from ..tiles import RegTileType, RegVecType
+from ..tiles import RegTileType, RegVecType, ScalarType
 from .scalars import Scalar, operand_of, unary
 from .values import GlobalTile, Registers, RegTile, RegVec, SharedTile, apply_map, source_of, wrap
 
@@ -196,6 +197,12 @@ def _mma(name: str, acc: RegTile, a: Any, b: Value, accumulate: Any) -> None:
         raise LayoutError(f"{name}: the accumulator is a register tile, got {acc!r}")
     decide = acc.accumulate if accumulate is None else accumulate
     flag = decide if isinstance(decide, bool) else operand_of(decide, name)
+    if not isinstance(flag, bool) and getattr(flag, "type", None) != ScalarType(dtypes.pred):
+        raise DTypeError(
+            f"{name}: accumulate is a bool or a comparison of run-time scalars, got {decide!r}",
+            hint="accumulate=step > 0",
+        )
+    assert isinstance(flag, bool | Value), "checked above"
     add(Mma(name, acc.value, _tile_of(a, name), b, flag))
 
 
@@ -230,25 +237,52 @@ def mma_wait(pending: int = 0) -> None:
 
 
 def store(destination: Any, source: Any) -> None:
-    """Stores a register tile to a shared tile, or a row vector to a global tensor.
+    """Stores registers to a shared tile or straight to a global tensor.
 
-    Rows outside the tensor are not written. Scope: warpgroup. PTX: `stmatrix`, or `st`.
+    A row vector or a tile reaches a tensor of any strides element by element, slowly: a pipeline's
+    output is the fast way. Elements outside the tensor are not written.
+
+    Args:
+        destination: a 64-row shared tile, or a place in a tensor: `C[row, col]`.
+        source: a register tile; for a place with one tiled axis, a row vector.
+
+    Scope: warpgroup. PTX: `stmatrix`, or `st`.
     """
-    if isinstance(destination, GlobalTile):
-        if not isinstance(source, RegVec):
-            raise LayoutError(
-                f"store: a tile reaches global memory through shared memory, got {source!r}",
-                hint="out = pipe.output(st[...]); out.store(C[...], acc)",
-            )
+    if not isinstance(destination, GlobalTile):
+        add(StoreShared(_tile_of(destination, "store"), _tile_of(source, "store")))
+    elif isinstance(source, RegVec):
         coords = destination.coords(source.type.length)
         add(StoreVector(source.value, coords, destination.arg))
-        return
-    add(StoreShared(_tile_of(destination, "store"), _tile_of(source, "store")))
+    else:
+        value = _registers(source, "store")
+        add(StoreGlobal(value, destination.coords(*value.type.shape), destination.arg))  # type: ignore[union-attr]
 
 
-def load(source: Any) -> RegTile:
-    """A new register tile with the contents of a 64-row shared tile. Scope: warpgroup."""
-    return wrap(add(LoadShared(_tile_of(source, "load"))).result)  # type: ignore[no-any-return]
+def _registers(value: Any, name: str) -> Value:
+    if not isinstance(value, RegTile):
+        raise LayoutError(f"{name}: wanted a register tile, got {value!r}", hint="tc.load(tile)")
+    return value.value
+
+
+def load(source: Any, kind: RegTileType | RegVecType | None = None) -> Any:
+    """A new register tile with the contents of a shared tile, or of a place in a tensor.
+
+    Args:
+        source: a 64-row shared tile, or a place: `A[row, col]`, `bias[col]`.
+        kind: for a place, the registers' type: `rt[f32, 64, 64]`, `rv[f32, 64]`. Elements outside
+            the tensor are zero. Any strides do, one load an element: a pipeline is the fast way.
+
+    Scope: warpgroup. PTX: `ldmatrix`, or `ld`.
+    """
+    if not isinstance(source, GlobalTile):
+        return wrap(add(LoadShared(_tile_of(source, "load"))).result)
+    if not isinstance(kind, RegTileType | RegVecType):
+        raise LayoutError(
+            f"load: a place in a tensor needs the registers' type, got {kind!r}",
+            hint="tc.load(A[i, j], tc.rt[A.dtype, 64, 64])",
+        )
+    extents = kind.shape if isinstance(kind, RegTileType) else (kind.length,)
+    return wrap(add(LoadGlobal(kind, source.coords(*extents), source.arg)).result)
 
 
 def inline(text: str, *operands: Any, writes: tuple[int, ...] = ()) -> None:

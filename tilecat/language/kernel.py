@@ -38,7 +38,9 @@ class Signature:
     def tensors(self) -> tuple[tuple[int, str, GlobalType], ...]:
         """(index, name, type) of the tensor arguments."""
         return tuple(
-            (i, name, kind) for i, (name, kind) in enumerate(self.args) if isinstance(kind, GlobalType)
+            (i, name, kind)
+            for i, (name, kind) in enumerate(self.args)
+            if isinstance(kind, GlobalType)
         )
 
     def describe(self) -> str:

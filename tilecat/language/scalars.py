@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from .. import dtypes
 from ..builder import add
 from ..dtypes import DType
@@ -21,28 +23,50 @@ from ..ops.scalar import (
     Select,
     SetVar,
     Unary,
+    common_dtype,
 )
 from ..tiles import ScalarType
 
-ScalarLike = "Scalar | int | float"
+
+def _divide(a: Any, b: Any) -> Any:
+    """As the hardware divides: integers truncate toward zero."""
+    if b == 0:
+        raise DTypeError(f"//: division by zero, got {a!r} // {b!r}")
+    if isinstance(a, float) or isinstance(b, float):
+        return a / b
+    return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
+
+
+def _shift_count(count: int) -> int:
+    if not 0 <= count < 32:
+        raise DTypeError(f"shift: a count is 0 to 31, got {count}")
+    return count
+
 
 _FOLD: dict[str, Callable[[Any, Any], Any]] = {
     "add": lambda a, b: a + b,
     "sub": lambda a, b: a - b,
     "mul": lambda a, b: a * b,
-    "div": lambda a, b: a // b if isinstance(a, int) and isinstance(b, int) else a / b,
-    "rem": lambda a, b: a % b,
+    "div": _divide,
+    "rem": lambda a, b: a - _divide(a, b) * b,
     "min": min,
     "max": max,
     "and": lambda a, b: a & b,
     "or": lambda a, b: a | b,
     "xor": lambda a, b: a ^ b,
-    "shl": lambda a, b: a << b,
-    "shr": lambda a, b: a >> b,
+    "shl": lambda a, b: a << _shift_count(b),
+    "shr": lambda a, b: a >> _shift_count(b),
 }
-# name -> the number that leaves the other operand as it is, on the right (and the left)
+# name -> the int that leaves the other operand as it is, on the right (and the left)
 _NEUTRAL = {"add": 0, "sub": 0, "mul": 1, "div": 1, "shl": 0, "shr": 0}
-_COMMUTES = {"add", "mul"}
+_COMMUTES = {"add", "mul", "and", "or", "xor"}
+_CONDITIONS = {"and", "or", "xor"}
+
+
+class TileOperand:
+    """Base of tiles and vectors: a scalar leaves arithmetic with them to their own operators."""
+
+    __slots__ = ()
 
 
 def operand_of(value: Any, what: str = "operand") -> Operand:
@@ -57,10 +81,19 @@ def operand_of(value: Any, what: str = "operand") -> Operand:
         return value.value
     if isinstance(value, bool | int | float):
         return value
+    if isinstance(value, np.generic) and isinstance(value.item(), bool | int | float):
+        return value.item()  # type: ignore[no-any-return]
     raise DTypeError(
         f"{what}: wanted a run-time scalar or a Python number, "
         f"got {value!r} ({type(value).__name__})"
     )
+
+
+def named(value: Any, name: str) -> Any:
+    """`value`, whose register is called `name` unless it has a name already."""
+    if isinstance(value, Scalar) and not value.value.name:
+        value.value.name = name
+    return value
 
 
 def binary(name: str, a: Any, b: Any) -> Any:
@@ -68,22 +101,39 @@ def binary(name: str, a: Any, b: Any) -> Any:
     x, y = operand_of(a, name), operand_of(b, name)
     if not isinstance(x, Value) and not isinstance(y, Value):
         return _FOLD[name](x, y)
-    if not isinstance(y, Value) and _NEUTRAL.get(name) == y:
-        return a.get() if isinstance(a, Var) else a
-    if not isinstance(x, Value) and name in _COMMUTES and _NEUTRAL[name] == x:
-        return b.get() if isinstance(b, Var) else b
-    if name == "mul" and (strength := _as_shift(x, y)) is not None:
-        return Scalar(add(Binary("shl", *strength)).result)
+    if not isinstance(x, Value) and name in _COMMUTES:
+        x, y = y, x
+    if isinstance(x, Value) and not isinstance(y, Value):
+        if isinstance(y, bool) and name in _CONDITIONS:
+            return _with_bool(name, x, y)
+        if (folded := _with_number(name, x, y)) is not None:
+            return folded
     return Scalar(add(Binary(name, x, y)).result)
 
 
-def _as_shift(x: Operand, y: Operand) -> tuple[Operand, int] | None:
-    if not isinstance(x, Value):
-        x, y = y, x
-    assert isinstance(x, Value) and isinstance(x.type, ScalarType), "one operand is run-time"
-    whole = isinstance(y, int) and not isinstance(y, bool) and y > 0 and y & (y - 1) == 0
-    if whole and not x.type.dtype.is_float:
-        return x, int(y).bit_length() - 1  # type: ignore[arg-type]
+def _with_bool(name: str, x: Value, y: bool) -> Any:
+    """`p OP True` and `p OP False` need no instruction, or a negation."""
+    common_dtype(name, x, y)
+    if name == "xor":
+        return Scalar(add(Not(x)).result) if y else Scalar(x)
+    return y if y == (name == "or") else Scalar(x)
+
+
+def _with_number(name: str, x: Value, y: int | float) -> Any:
+    """`x + 0`, `x * 1`, `x * 2**n` and their like, of integers; None: nothing to gain.
+
+    Floats keep every operation: x + 0.0 is not x where x is -0.0.
+    """
+    if common_dtype(name, x, y).is_float:
+        return Scalar(x) if name in ("mul", "div") and y == 1 else None
+    if name in ("div", "rem") and y == 0:
+        raise DTypeError(f"{'//' if name == 'div' else '%'}: division by zero, got {y!r}")
+    if name in ("shl", "shr"):
+        _shift_count(int(y))
+    if _NEUTRAL.get(name) == y:
+        return Scalar(x)
+    if name == "mul" and y > 1 and int(y) & (int(y) - 1) == 0:
+        return Scalar(add(Binary("shl", x, int(y).bit_length() - 1)).result)
     return None
 
 
@@ -139,54 +189,98 @@ class Scalar:
             hint="loop with tc.range(n); tile extents come from keyword parameters",
         )
 
+    def __float__(self) -> float:
+        """An error: the value is not known while tracing."""
+        raise ScopeError(
+            f"float: a run-time value is not a Python number, got {self!r}",
+            hint="use it in tilecat's own arithmetic; tc.exp2, tc.log2 and the like take scalars",
+        )
+
+    __int__ = __index__
     __hash__ = None  # type: ignore[assignment]
 
+    # NumPy numbers on the left leave the operation to the scalar.
+    __array_ufunc__ = None
+
+    def _with(self, name: str, other: Any, *, swapped: bool = False) -> Any:
+        if isinstance(other, TileOperand):
+            return NotImplemented
+        return binary(name, other, self) if swapped else binary(name, self, other)
+
     def __add__(self, other: Any) -> Any:
-        return binary("add", self, other)
+        return self._with("add", other)
 
     def __radd__(self, other: Any) -> Any:
-        return binary("add", other, self)
+        return self._with("add", other, swapped=True)
 
     def __sub__(self, other: Any) -> Any:
-        return binary("sub", self, other)
+        return self._with("sub", other)
 
     def __rsub__(self, other: Any) -> Any:
-        return binary("sub", other, self)
+        return self._with("sub", other, swapped=True)
 
     def __mul__(self, other: Any) -> Any:
-        return _tile_or(other, "__rmul__", self) or binary("mul", self, other)
+        return self._with("mul", other)
 
     def __rmul__(self, other: Any) -> Any:
-        return binary("mul", other, self)
+        return self._with("mul", other, swapped=True)
 
     def __floordiv__(self, other: Any) -> Any:
-        return binary("div", self, other)
+        self._whole("//")
+        return self._with("div", other)
 
     def __rfloordiv__(self, other: Any) -> Any:
-        return binary("div", other, self)
+        self._whole("//")
+        return self._with("div", other, swapped=True)
 
     def __truediv__(self, other: Any) -> Any:
-        if not self.dtype.is_float:
-            raise DTypeError("/: integer scalars divide with //", hint="a // b, or a.to(tc.f32) / b")
-        return binary("div", self, other)
+        self._floating()
+        return self._with("div", other)
+
+    def __rtruediv__(self, other: Any) -> Any:
+        self._floating()
+        return self._with("div", other, swapped=True)
 
     def __mod__(self, other: Any) -> Any:
-        return binary("rem", self, other)
+        return self._with("rem", other)
+
+    def __rmod__(self, other: Any) -> Any:
+        return self._with("rem", other, swapped=True)
 
     def __and__(self, other: Any) -> Any:
-        return binary("and", self, other)
+        return self._with("and", other)
+
+    def __rand__(self, other: Any) -> Any:
+        return self._with("and", other, swapped=True)
 
     def __or__(self, other: Any) -> Any:
-        return binary("or", self, other)
+        return self._with("or", other)
+
+    def __ror__(self, other: Any) -> Any:
+        return self._with("or", other, swapped=True)
 
     def __xor__(self, other: Any) -> Any:
-        return binary("xor", self, other)
+        return self._with("xor", other)
+
+    def __rxor__(self, other: Any) -> Any:
+        return self._with("xor", other, swapped=True)
 
     def __lshift__(self, other: Any) -> Any:
-        return binary("shl", self, other)
+        return self._with("shl", other)
 
     def __rshift__(self, other: Any) -> Any:
-        return binary("shr", self, other)
+        return self._with("shr", other)
+
+    def _whole(self, name: str) -> None:
+        if self.dtype.is_float:
+            raise DTypeError(f"{name}: is for integer scalars, got {self!r}", hint="a / b")
+
+    def _floating(self) -> None:
+        if not self.dtype.is_float:
+            raise DTypeError(
+                f"/: integer scalars divide with //, got {self!r}",
+                hint="a // b, or a.to(tc.f32) / b",
+            )
 
     def __neg__(self) -> Any:
         if self.dtype.is_float:
@@ -215,12 +309,6 @@ class Scalar:
 
     def __ge__(self, other: Any) -> Any:
         return compare("ge", self, other)
-
-
-def _tile_or(other: Any, method: str, scalar: Scalar) -> Any:
-    if isinstance(other, Scalar | int | float):
-        return None
-    return getattr(other, method)(scalar)
 
 
 class Var(Scalar):
@@ -262,12 +350,13 @@ def unary(name: str, value: Scalar) -> Scalar:
     return _unary(name, value)
 
 
-def var(initial: Any, dtype: DType | None = None) -> Var:
+def var(initial: Any, dtype: DType | None = None, *, name: str = "") -> Var:
     """A mutable run-time scalar with a first value.
 
     Args:
         initial: number or scalar.
-        dtype: s32 for an int, f32 for a float, unless given.
+        dtype: s32 for an int, f32 for a float, unless given: f32, s32 or u32.
+        name: of its register; the name the line assigns to if empty.
     """
     start = operand_of(initial, "var")
     if dtype is None:
@@ -276,15 +365,21 @@ def var(initial: Any, dtype: DType | None = None) -> Var:
             dtype = start.type.dtype
         else:
             dtype = dtypes.f32 if isinstance(start, float) else dtypes.s32
-    return Var(add(NewVar(start, dtype)).result)
+    if dtype not in (dtypes.f32, dtypes.s32, dtypes.u32):
+        raise DTypeError(f"var: holds f32, s32 or u32, got {dtype}")
+    return named(Var(add(NewVar(start, dtype)).result), name)  # type: ignore[no-any-return]
 
 
 def select(condition: Any, a: Any, b: Any) -> Any:
     """`a if condition else b`, at run time."""
-    if isinstance(condition, bool):
-        return a if condition else b
     p = operand_of(condition, "select")
-    assert isinstance(p, Value), "a run-time condition"
+    if isinstance(p, bool):
+        return a if p else b
+    if not isinstance(p, Value):
+        raise DTypeError(
+            f"select: the first operand is a condition, got {condition!r}",
+            hint="tc.select(a < b, a, b)",
+        )
     return Scalar(add(Select(p, operand_of(a, "select"), operand_of(b, "select"))).result)
 
 

@@ -12,7 +12,7 @@ from ..ops.elementwise import Map
 from ..ops.memory import ViewShared
 from ..ops.scalar import Extent
 from ..tiles import RegTileType, RegVecType, SharedTileType
-from .scalars import Scalar, binary, operand_of
+from .scalars import Scalar, TileOperand, binary, named, operand_of
 
 
 def source_of(value: Any) -> Any:
@@ -29,7 +29,7 @@ def apply_map(name: str, *sources: Any, out: Registers | None = None) -> Any:
     return out if out is not None else wrap(op.result)
 
 
-class Registers:
+class Registers(TileOperand):
     """Base of register tiles and vectors: operators make new ones, in-place forms write."""
 
     __slots__ = ("value",)
@@ -97,7 +97,7 @@ class RegTile(Registers):
 
     @property
     def type(self) -> RegTileType:
-        """dtype and shape."""
+        """Its dtype and shape."""
         assert isinstance(self.value.type, RegTileType), "a register tile"
         return self.value.type
 
@@ -114,7 +114,7 @@ class RegVec(Registers):
 
     @property
     def type(self) -> RegVecType:
-        """dtype, length, axis."""
+        """Its dtype, length and axis."""
         assert isinstance(self.value.type, RegVecType), "a register vector"
         return self.value.type
 
@@ -129,7 +129,7 @@ class SharedTile:
 
     @property
     def type(self) -> SharedTileType:
-        """dtype, shape, order, swizzle."""
+        """Its dtype, shape, order and swizzle."""
         assert isinstance(self.value.type, SharedTileType), "a shared tile"
         return self.value.type
 
@@ -207,11 +207,13 @@ class GlobalTile:
     def coords(self, *extents: int) -> tuple[Any, ...]:
         """Element coordinates, given the tile's extents along the last axes."""
         first = len(self.index) - len(extents)
-        scaled = [
-            binary("mul", item, extents[i - first]) if i >= first else item
-            for i, item in enumerate(self.index)
-        ]
-        return tuple(operand_of(s, self.arg.name) for s in scaled)
+        dims, found = self.arg.type.dims, []
+        for axis, item in enumerate(self.index):
+            if axis >= first:
+                place = f"{self.arg.name}_at_{dims[axis]}"
+                item = named(binary("mul", item, extents[axis - first]), place)
+            found.append(operand_of(item, self.arg.name))
+        return tuple(found)
 
 
 def wrap(value: Value) -> Any:

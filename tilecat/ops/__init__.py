@@ -6,6 +6,7 @@ from ..ir import Op
 from .control import OneThread, Range, RoleSection, When
 from .convert import Cast
 from .elementwise import AllocRegisters, Fill, Map, MaskTail
+from .global_memory import LoadGlobal, StoreGlobal
 from .inline import Inline
 from .memory import AllocShared, LoadShared, StoreShared, StoreVector, ViewShared
 from .mma import Mma, MmaWait
@@ -41,6 +42,7 @@ ALL_OPS: tuple[type[Op], ...] = (
     Range, When, OneThread, RoleSection,
     AllocBarriers, InitBarriers, Arrive, ArriveExpect, WaitBarrier, NamedBarrier, FenceAsync,
     AllocShared, ViewShared, StoreShared, LoadShared, StoreVector,
+    LoadGlobal, StoreGlobal,
     TmaLoad, TmaStore, BulkWait, CopyByThreads,
     Mma, MmaWait, AllocRegisters, Map, Fill, MaskTail, RowReduce, Total, Cast, Inline,
 )  # fmt: skip

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import dtypes
+from ..errors import ScopeError
 from ..ir import Block, Op, Value, attribute, operand, region
 from ..ptx import instructions as ptx
 from ..tiles import ScalarType, TileType
-from .scalar import Operand
+from .scalar import Operand, require_s32
 
 
 @dataclass(eq=False)
@@ -23,7 +24,15 @@ class Range(Op):
 
     def infer(self) -> tuple[TileType, ...]:
         """The loop's index, s32."""
+        require_s32("tc.range", self.start, self.stop, self.step)
+        if isinstance(self.step, int) and self.step <= 0:
+            raise ScopeError(f"tc.range: the step is positive, got step={self.step}")
         return (ScalarType(dtypes.s32),)
+
+    @property
+    def name_hint(self) -> str:
+        """The usual one."""
+        return "i"
 
     def emit(self, w: Any) -> None:
         """Test at the end of the body, guarded at the start."""
@@ -70,6 +79,11 @@ class OneThread(Op):
     first: Operand = operand()
     body: Block = region()
 
+    def infer(self) -> tuple[TileType, ...]:
+        """Nothing; a thread's number is an integer."""
+        require_s32("tc.one_thread", self.first)
+        return ()
+
     def emit(self, w: Any) -> None:
         """A branch over the body for all other threads."""
         end, other = w.label("one_thread_end"), w.new("pred", "other")
@@ -81,7 +95,11 @@ class OneThread(Op):
 
 @dataclass(eq=False)
 class RoleSection(Op):
-    """Code of one role: the threads `first` .. `last` of the CTA; the others jump over it.
+    """Code of one role: threads `first` .. `last` of the CTA run it and exit; the others jump over.
+
+    The exit at its end matters: were the roles to meet again, ptxas could not tell that the
+    stage and phase of a ring are uniform in a warp, and would keep them, and every matrix
+    descriptor made from them, in per-thread registers.
 
     Args:
         name: the role, for comments and reports.
@@ -97,16 +115,17 @@ class RoleSection(Op):
     body: Block = region()
 
     def emit(self, w: Any) -> None:
-        """Branches on the warp's number, which is uniform in a warp."""
+        """Branches on the warpgroup's number."""
         end = w.label(f"{self.name}_end")
         w.comment(f"---- {self.name}: threads {self.first} to {self.last}")
-        for test, bound in (("lt", self.first), ("gt", self.last)):
-            if (test, bound) in (("lt", 0), ("gt", w.threads - 1)):
+        for test, bound in (("lt", self.first // 128), ("gt", self.last // 128)):
+            if (test, bound) in (("lt", 0), ("gt", w.threads // 128 - 1)):
                 continue
             outside = w.new("pred", "outside")
-            w.line(ptx.alu(f"setp.{test}.s32", outside, w.tid(), bound))
+            w.line(ptx.alu(f"setp.{test}.u32", outside, w.warpgroup(), bound))
             w.line(ptx.bra(end), pred=outside)
         if self.registers is not None:
             w.line(ptx.setmaxnreg("inc" if self.grow else "dec", self.registers))
         w.block(self.body)
+        w.line(ptx.ret())
         w.mark(end)

@@ -11,7 +11,7 @@ from ..errors import DTypeError, LayoutError
 from ..ir import Access, Effect, Op, Scope, Value, attribute, operand
 from ..ptx import instructions as ptx
 from ..tiles import RegTileType, RegVecType, ScalarType, TileType
-from .scalar import Operand
+from .scalar import Operand, require_s32
 
 RegType = RegTileType | RegVecType
 _LOG2_E = ptx.f32_literal(math.log2(math.e))
@@ -208,7 +208,18 @@ class Fill(Op):
     out: Value | None = operand(default=None)
 
     def infer(self) -> tuple[TileType, ...]:
-        """The type given."""
+        """The type given; the value must be one of its dtype, and 0 for a 16-bit one."""
+        dtype = self.kind.dtype
+        if isinstance(self.value, Value):
+            if self.value.type != ScalarType(dtype):
+                raise DTypeError(f"fill: wants a scalar of {dtype.name}, got {self.value.type}")
+        elif dtype.bits == 16 and self.value != 0:
+            raise DTypeError(
+                f"fill: a {dtype.name} tile can only be filled with 0, got {self.value!r}",
+                hint=f"fill an f32 tile and convert it: tc.cast(x, tc.{dtype.name})",
+            )
+        elif not dtype.is_float and not isinstance(self.value, int):
+            raise DTypeError(f"fill: a {dtype.name} tile takes an int, got {self.value!r}")
         return (self.kind,) if self.out is None else ()
 
     def effects(self) -> tuple[Effect, ...]:
@@ -224,8 +235,6 @@ class Fill(Op):
             source = w.src(self.value, self.kind.dtype.name)
             opcode = "mov.f32" if self.kind.dtype.is_float else "mov.b32"
         else:
-            if self.value != 0:
-                raise DTypeError(f"fill: a {self.kind.dtype.name} tile can only be filled with 0")
             source, opcode = "0", "mov.b32"
         for register in registers:
             w.line(ptx.alu(opcode, register, source))
@@ -252,7 +261,10 @@ class MaskTail(Op):
     def infer(self) -> tuple[TileType, ...]:
         """Nothing; the tile must be an f32 register tile."""
         if not isinstance(self.tile.type, RegTileType) or self.tile.type.dtype != dtypes.f32:
-            raise LayoutError(f"mask: wanted an f32 register tile, got {self.tile.type}")
+            raise LayoutError(
+                f"mask_{self.axis}s: wanted an f32 register tile, got {self.tile.type}"
+            )
+        require_s32(f"mask_{self.axis}s", self.limit)
         return ()
 
     def effects(self) -> tuple[Effect, ...]:
@@ -267,7 +279,9 @@ class MaskTail(Op):
         fill = ptx.f32_literal(self.value)
         keep: dict[int, str] = {}
         for index, register in enumerate(w.regs(self.tile)):
-            position = 8 * (index >> 2) + (index & 1) if self.axis == "col" else 8 * (index >> 1 & 1)
+            position = 8 * (index >> 1 & 1)
+            if self.axis == "col":
+                position = 8 * (index >> 2) + (index & 1)
             if position not in keep:
                 keep[position] = w.new("pred", "keep")
                 w.line(ptx.alu("setp.gt.s32", keep[position], mine, position))

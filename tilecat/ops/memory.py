@@ -1,4 +1,4 @@
-"""Shared memory and registers: allocation, views, tile loads and stores, vectors to global memory."""
+"""Shared memory and registers: allocation, views, tile loads and stores; vectors to global."""
 
 from __future__ import annotations
 
@@ -38,6 +38,11 @@ class AllocShared(Op):
     def infer(self) -> tuple[TileType, ...]:
         """The first tile."""
         return (self.tile,)
+
+    @property
+    def name_hint(self) -> str:
+        """The name it has in reports."""
+        return self.name
 
     def emit(self, w: Any) -> None:
         """Nothing: the address is static."""
@@ -174,6 +179,11 @@ class StoreVector(Op):
     vector: Value = operand()
     coords: tuple[Operand, ...] = operand()
     arg: TensorArg = attribute()
+
+    @property
+    def stores(self) -> TensorArg:
+        """The tensor."""
+        return self.arg
 
     def infer(self) -> tuple[TileType, ...]:
         """Nothing; the vector must be a whole row vector of the tensor's dtype."""

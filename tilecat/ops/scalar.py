@@ -28,6 +28,8 @@ BINARY: dict[str, dict[str, str]] = {
     "shl": {"s32": "shl.b32", "u32": "shl.b32"},
     "shr": {"s32": "shr.s32", "u32": "shr.u32"},
 }
+# Numbers a 32-bit scalar can hold; u32 takes negative ones as their bits.
+RANGES = {"s32": (-(2**31), 2**31 - 1), "u32": (-(2**31), 2**32 - 1)}
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 UNARY: dict[str, tuple[str, ...]] = {
     "exp2": ("ex2.approx.ftz.f32",),
@@ -59,12 +61,50 @@ def common_dtype(name: str, *values: Operand) -> dtypes.DType:
             + " and ".join(f"{d.name}" for d in found),
             hint="convert one with .to(dtype)",
         )
-    if any(isinstance(v, float) for v in values) and not found[0].is_float:
+    for value in values:
+        if not isinstance(value, Value):
+            _check_number(name, value, found[0])
+    return found[0]
+
+
+def _check_number(name: str, value: int | float, dtype: dtypes.DType) -> None:
+    """A Python number that goes with a run-time scalar must be one of its dtype."""
+    if dtype == dtypes.pred:
+        if not isinstance(value, bool):
+            raise DTypeError(
+                f"{name}: a condition goes with a condition or a bool, got {value!r}",
+                hint="compare first: x != 0",
+            )
+        return
+    if isinstance(value, float) and not dtype.is_float:
         raise DTypeError(
-            f"{name}: an integer scalar takes an int, got a float with {found[0].name}",
+            f"{name}: an integer scalar takes an int, got {value!r} with {dtype.name}",
             hint="convert the scalar with .to(tc.f32)",
         )
-    return found[0]
+    if dtype.name in RANGES and not RANGES[dtype.name][0] <= value <= RANGES[dtype.name][1]:
+        low, high = RANGES[dtype.name]
+        raise DTypeError(f"{name}: an {dtype.name} is {low} to {high}, got {value}")
+
+
+def require_s32(name: str, *values: Operand) -> None:
+    """Indices, counts and coordinates are s32 scalars or ints.
+
+    Raises:
+        DTypeError: anything else.
+    """
+    for value in values:
+        if isinstance(value, Value):
+            if value.type != ScalarType(dtypes.s32):
+                raise DTypeError(
+                    f"{name}: wants an s32 scalar or an int, got {value.type}",
+                    hint="convert it: x.to(tc.s32)",
+                )
+        elif isinstance(value, bool) or not isinstance(value, int):
+            raise DTypeError(
+                f"{name}: wants an s32 scalar or an int, got {value!r} ({type(value).__name__})"
+            )
+        else:
+            _check_number(name, value, dtypes.s32)
 
 
 @dataclass(eq=False)
@@ -77,6 +117,11 @@ class SpecialRegister(Op):
     def infer(self) -> tuple[TileType, ...]:
         """One s32."""
         return (ScalarType(dtypes.s32),)
+
+    @property
+    def name_hint(self) -> str:
+        """Without the percent sign and the axis: `ctaid`."""
+        return f"{self.name.strip('%').partition('.')[0]}_x"
 
     def emit(self, w: Any) -> None:
         """`mov.u32 r, %name;`."""
@@ -95,6 +140,11 @@ class Extent(Op):
         """One s32."""
         return (ScalarType(dtypes.s32),)
 
+    @property
+    def name_hint(self) -> str:
+        """Argument and axis: `A_M`."""
+        return f"{self.arg.name}_{self.arg.type.dims[self.dim]}"
+
     def emit(self, w: Any) -> None:
         """`ld.param.u32`, once a kernel."""
         w.alias(self.result, w.extent(self.arg, self.dim))
@@ -110,6 +160,11 @@ class ScalarArgument(Op):
     def infer(self) -> tuple[TileType, ...]:
         """One scalar of the argument's dtype."""
         return (ScalarType(dtypes.by_name(self.arg.dtype)),)
+
+    @property
+    def name_hint(self) -> str:
+        """The argument's name."""
+        return self.arg.name
 
     def emit(self, w: Any) -> None:
         """`ld.param`, once a kernel."""
@@ -174,8 +229,13 @@ class Compare(Op):
     b: Operand = operand()
 
     def infer(self) -> tuple[TileType, ...]:
-        """One predicate."""
-        common_dtype(self.name, self.a, self.b)
+        """One predicate; conditions themselves are not compared."""
+        dtype = common_dtype(self.name, self.a, self.b)
+        if dtype == dtypes.pred:
+            raise DTypeError(
+                f"{self.name}: conditions are not compared, got two of {dtype.name}",
+                hint="combine them with &, |, ^ and ~",
+            )
         return (ScalarType(dtypes.pred),)
 
     def emit(self, w: Any) -> None:
@@ -193,7 +253,12 @@ class Not(Op):
     a: Value = operand()
 
     def infer(self) -> tuple[TileType, ...]:
-        """One predicate."""
+        """One predicate; DTypeError on anything else."""
+        dtype = common_dtype("~", self.a)
+        if dtype != dtypes.pred:
+            raise DTypeError(
+                f"~: negates a condition, got a scalar of {dtype.name}", hint="x ^ -1 flips bits"
+            )
         return (ScalarType(dtypes.pred),)
 
     def emit(self, w: Any) -> None:
@@ -212,10 +277,19 @@ class Select(Op):
 
     def infer(self) -> tuple[TileType, ...]:
         """The operands' dtype; s32 for two Python ints, f32 for floats."""
+        if common_dtype("select", self.p) != dtypes.pred:
+            raise DTypeError(
+                f"select: the first operand is a condition, got {self.p!r}", hint="select(a < b, a, b)"
+            )
         if not isinstance(self.a, Value) and not isinstance(self.b, Value):
             is_float = isinstance(self.a, float) or isinstance(self.b, float)
             return (ScalarType(dtypes.f32 if is_float else dtypes.s32),)
-        return (ScalarType(common_dtype("select", self.a, self.b)),)
+        dtype = common_dtype("select", self.a, self.b)
+        if dtype == dtypes.pred:
+            raise DTypeError(
+                "select: chooses between numbers, got two conditions", hint="(p & a) | (~p & b)"
+            )
+        return (ScalarType(dtype),)
 
     def emit(self, w: Any) -> None:
         """`selp`."""
@@ -265,7 +339,15 @@ class NewVar(Op):
     dtype: dtypes.DType = attribute()
 
     def infer(self) -> tuple[TileType, ...]:
-        """One scalar place."""
+        """One scalar place; its first value has its dtype."""
+        if isinstance(self.initial, Value) and common_dtype("var", self.initial) != self.dtype:
+            raise DTypeError(
+                f"var: the first value has the place's dtype {self.dtype.name}, "
+                f"got {self.initial.type}",
+                hint=f"convert it: x.to(tc.{self.dtype.name})",
+            )
+        if not isinstance(self.initial, Value):
+            _check_number("var", self.initial, self.dtype)
         return (ScalarType(self.dtype),)
 
     def emit(self, w: Any) -> None:
@@ -287,6 +369,11 @@ class GetVar(Op):
     def effects(self) -> tuple[Effect, ...]:
         """Reads the place."""
         return (Effect(Access.READ, self.var),)
+
+    @property
+    def name_hint(self) -> str:
+        """The place's name."""
+        return self.var.name
 
     def emit(self, w: Any) -> None:
         """`mov` from its register: later writes leave this value alone."""

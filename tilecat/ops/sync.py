@@ -30,6 +30,11 @@ class AllocBarriers(Op):
         """The array."""
         return (BarrierType(self.count),)
 
+    @property
+    def name_hint(self) -> str:
+        """The name it has in reports."""
+        return self.name.replace(" ", "_")
+
     def emit(self, w: Any) -> None:
         """Nothing: the address is static."""
 

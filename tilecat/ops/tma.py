@@ -98,6 +98,11 @@ class TmaStore(TileTransfer):
 
     scopes: ClassVar[tuple[Scope, ...]] = (Scope.THREAD, Scope.WARPGROUP)
 
+    @property
+    def stores(self) -> TensorArg:
+        """The tensor."""
+        return self.arg
+
     def effects(self) -> tuple[Effect, ...]:
         """Reads the tile through the async proxy."""
         return (Effect(Access.ASYNC_READ, self.tile, "async"),)
@@ -141,6 +146,11 @@ class CopyByThreads(TileTransfer):
 
     scopes: ClassVar[tuple[Scope, ...]] = (Scope.WARPGROUP,)
     store: bool = attribute(default=False)
+
+    @property
+    def stores(self) -> TensorArg | None:
+        """The tensor, if it is the target."""
+        return self.arg if self.store else None
 
     def effects(self) -> tuple[Effect, ...]:
         """Accesses the tile through the generic proxy."""

@@ -5,15 +5,17 @@ Simple arithmetic, whose text is `op dst, sources;`, goes through `alu`.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
+
+import numpy as np
 
 WAIT_HINT_NS = 10_000_000  # suspend-time hint of a wait: 10 ms, as CUTLASS gives
 
 
 def f32_literal(value: float) -> str:
-    """A single-precision literal, `0f` and 8 hex digits (section 4.5.2)."""
-    return "0f" + struct.pack(">f", value).hex().upper()
+    """A single-precision literal, `0f` and 8 hex digits (section 4.5.2); too large is infinite."""
+    with np.errstate(over="ignore"):
+        return f"0f{np.float32(value).view(np.uint32):08X}"
 
 
 def vector(items: Sequence[str]) -> str:
@@ -22,7 +24,7 @@ def vector(items: Sequence[str]) -> str:
 
 
 def alu(op: str, dst: str, *sources: object) -> str:
-    """`op dst, sources;` for integer, floating-point, logic, move and conversion instructions (9.7)."""
+    """`op dst, sources;`: arithmetic, logic, moves and conversions (9.7)."""
     return f"{op} {', '.join((dst, *(str(s) for s in sources)))};"
 
 
@@ -113,7 +115,8 @@ def mbarrier_arrive_expect_tx(address: str, num_bytes: object) -> str:
 
 def mbarrier_try_wait_parity(done: str, address: str, parity: str) -> str:
     """Whether the phase of a parity has completed, suspending for a while (9.7.13.15.16)."""
-    return f"mbarrier.try_wait.parity.shared::cta.b64 {done}, [{address}], {parity}, {WAIT_HINT_NS};"
+    operands = f"{done}, [{address}], {parity}, {WAIT_HINT_NS}"
+    return f"mbarrier.try_wait.parity.shared::cta.b64 {operands};"
 
 
 def tma_load(dst: str, tensor_map: str, coords: Sequence[str], barrier: str) -> str:
@@ -143,7 +146,7 @@ def bulk_commit_group() -> str:
 
 
 def bulk_wait_group(pending: int, *, read: bool = False) -> str:
-    """Wait until at most `pending` bulk groups are left; read: their shared sources are read (9.7.9.25.5.2)."""
+    """Wait for all but `pending` bulk groups; read: their sources are read (9.7.9.25.5.2)."""
     return f"cp.async.bulk.wait_group{'.read' if read else ''} {pending};"
 
 

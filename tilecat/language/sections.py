@@ -1,0 +1,93 @@
+"""Kernels without a pipeline: one warpgroup a CTA, shared tiles and barriers by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ..builder import Builder, add, assigned_name, current
+from ..errors import LayoutError, ScopeError
+from ..ir import Role, Scope
+from ..ops.control import RoleSection
+from ..ops.memory import AllocShared
+from ..ops.scalar import SpecialRegister
+from ..ops.sync import FenceAsync, NamedBarrier
+from ..tiles import SharedTileType
+from .scalars import Scalar, binary, operand_of
+from .values import SharedTile
+
+WARPGROUP_THREADS = 128
+
+
+@contextmanager
+def warpgroup() -> Iterator[None]:
+    """`with tc.warpgroup():` the body of a kernel whose CTAs are one warpgroup of 128 threads.
+
+    It is the kernel's last statement, and takes the place of a pipeline. CTAs share work by
+    `tc.cta_id()` and `tc.num_ctas()`.
+    """
+    builder = current()
+    if any(isinstance(op, RoleSection) for op in builder.kernel.body.ops):
+        raise ScopeError("tc.warpgroup: a kernel has one such block, got another")
+    body = builder.child()
+    last = WARPGROUP_THREADS - 1
+    op = builder.add(RoleSection("warpgroup", 0, last, None, False, body))
+    builder.kernel.roles.append(Role(0, last, "warpgroup"))
+    builder.finalizers.append(lambda: _check_alone(builder, op))
+    with builder.within(body, Scope.WARPGROUP):
+        yield
+
+
+def _check_alone(builder: Builder, section: Any) -> None:
+    kernel = builder.kernel
+    if "template" in kernel.facts:
+        raise ScopeError(
+            "tc.warpgroup: a kernel has a pipeline or a tc.warpgroup block, got both",
+            loc=section.loc,
+        )
+    after = kernel.body.ops[kernel.body.ops.index(section) + 1 :]
+    late = next((op for op in after if not op.pure), None)
+    if late is not None:
+        raise ScopeError(
+            "tc.warpgroup: is the kernel's last statement, got code after it", loc=late.loc
+        )
+
+
+def shared(kind: SharedTileType) -> SharedTile:
+    """A tile in shared memory, undefined until written."""
+    if not isinstance(kind, SharedTileType):
+        raise LayoutError(
+            f"shared: wanted a shared tile's type, got {kind!r} ({type(kind).__name__})",
+            hint="tc.shared(tc.st[tc.bf16, 64, 64])",
+        )
+    name = assigned_name(current().loc()) or "shared"
+    return SharedTile(add(AllocShared(kind, name)).result)
+
+
+def sync() -> None:
+    """Waits for all threads of the warpgroup.
+
+    What they wrote to shared tiles before is there after, for the threads, mma and TMA.
+    PTX: `fence.proxy.async`, `bar.sync`.
+    """
+    builder = current()
+    if builder.scope is not Scope.WARPGROUP:
+        raise ScopeError(
+            f"sync: must be executed by a warpgroup, got scope={builder.scope.value}",
+            hint="call it in a tc.warpgroup block, or in a consumer's hole of a pipeline",
+        )
+    thread = Scalar(add(SpecialRegister("%tid.x")).result)
+    number = operand_of(binary("add", thread >> 7, 1))
+    add(FenceAsync())
+    add(NamedBarrier(number, WARPGROUP_THREADS))
+
+
+def cta_id() -> Scalar:
+    """Number of this CTA on the grid."""
+    return Scalar(add(SpecialRegister("%ctaid.x")).result)
+
+
+def num_ctas() -> Scalar:
+    """CTAs on the grid."""
+    return Scalar(add(SpecialRegister("%nctaid.x")).result)
