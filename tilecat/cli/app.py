@@ -38,10 +38,10 @@ class LibraryError(click.ClickException):
         place = error.loc
         # Outside any kernel the innermost frame that is not ours is click's: no place to look at.
         if place is not None and _CLICK in Path(place.file).parents:
-            text = error.message + (f"\nhint: {error.hint}" if error.hint else "")
+            hint = f"\nhint: {error.hint}" if error.hint else ""
+            super().__init__(f"{error.kind}: {error.message}{hint}")
         else:
-            text = str(error)
-        super().__init__(f"{type(error).__name__}: {text}")
+            super().__init__(str(error))
 
     def show(self, file: IO[Any] | None = None) -> None:
         """Write the text to stderr."""

@@ -1,18 +1,25 @@
-"""Kernels by name: those that ship, and a user's own as FILE.py:NAME."""
+"""What the user means: kernels by name or as FILE.py:NAME, targets, extents, parameters."""
 
 from __future__ import annotations
 
 import ast
 import importlib.util
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
 from ..arch import ARCHS
-from ..driver import KernelFunction
+from ..binding import default_specialization
+from ..driver import Compiled, KernelFunction
+from ..dtypes import by_name
 from ..kernels import KERNELS, KernelSpec
+from ..language.kernel import complete_params
+
+TARGETS = tuple(arch.target for arch in ARCHS)
+DTYPES = ("bf16", "f16")
 
 
 def spec_of(name: str) -> KernelSpec:
@@ -25,64 +32,123 @@ def spec_of(name: str) -> KernelSpec:
         if spec.name == name:
             return spec
     known = ", ".join(spec.name for spec in KERNELS)
-    raise click.BadParameter(f"no kernel {name!r}; there are {known}")
+    raise click.BadParameter(
+        f"no kernel {name!r}; there are {known}, and your own as FILE.py:NAME", param_hint="KERNEL"
+    )
 
 
-def kernel_of(name: str) -> KernelFunction:
-    """A shipped kernel, or the kernel NAME of FILE.py.
+def load(path: Path) -> Any:
+    """A Python file as a module.
+
+    Raises:
+        click.BadParameter: it is no Python file.
+    """
+    made = importlib.util.spec_from_file_location(path.stem, path)
+    if not path.is_file() or made is None or made.loader is None:
+        raise click.BadParameter(f"no Python file {str(path)!r}", param_hint="KERNEL")
+    module = importlib.util.module_from_spec(made)
+    sys.modules.setdefault(path.stem, module)
+    made.loader.exec_module(module)
+    return module
+
+
+def kernel_of(name: str) -> tuple[KernelFunction, KernelSpec | None]:
+    """A shipped kernel and its spec, or the kernel NAME of FILE.py.
 
     Raises:
         click.BadParameter: there is none.
     """
     file, colon, attribute = name.rpartition(":")
     if not colon:
-        return spec_of(name).kernel
-    path = Path(file)
-    if not path.is_file():
-        raise click.BadParameter(f"no file {file!r}")
-    made = importlib.util.spec_from_file_location(path.stem, path)
-    if made is None or made.loader is None:
-        raise click.BadParameter(f"{file!r} is no Python file")
-    module = importlib.util.module_from_spec(made)
-    sys.modules.setdefault(path.stem, module)
-    made.loader.exec_module(module)
-    found = getattr(module, attribute, None)
+        spec = spec_of(name)
+        return spec.kernel, spec
+    values = vars(load(Path(file)))
+    found = values.get(attribute)
     if not isinstance(found, KernelFunction):
-        kernels = [key for key, value in vars(module).items() if isinstance(value, KernelFunction)]
+        kernels = [key for key, value in values.items() if isinstance(value, KernelFunction)]
         raise click.BadParameter(
-            f"{file} has no kernel {attribute!r}; it has {', '.join(kernels) or 'none'}"
+            f"{file} has no kernel {attribute!r}; it has {', '.join(kernels) or 'none'}",
+            param_hint="KERNEL",
         )
-    return found
+    return found, None
 
 
-def targets(wanted: tuple[str, ...]) -> tuple[str, ...]:
-    """The targets asked for, or all.
-
-    Raises:
-        click.BadParameter: an unknown one.
-    """
-    known = tuple(arch.target for arch in ARCHS)
-    for target in wanted:
-        if target not in known:
-            raise click.BadParameter(f"no target {target!r}; there are {', '.join(known)}")
-    return wanted or known
-
-
-def assignments(values: tuple[str, ...], what: str) -> dict[str, Any]:
+def assignments(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict:
     """`tile_m=128`, `M=512,N=512` as a dictionary; values as Python literals, else words.
 
     Raises:
         click.BadParameter: not NAME=VALUE.
     """
     found: dict[str, Any] = {}
-    for item in ",".join(values).split(","):
-        if not item:
-            continue
-        key, equals, value = item.partition("=")
-        if not equals or not key.strip().isidentifier() or not value:
-            raise click.BadParameter(f"{what}: NAME=VALUE is wanted, got {item!r}")
+    for item in filter(None, ",".join(values).split(",")):
+        key, equals, value = (part.strip() for part in item.partition("="))
+        if not equals or not key.isidentifier() or not value:
+            raise click.BadParameter(f"NAME=VALUE is wanted, got {item!r}")
         try:
-            found[key.strip()] = ast.literal_eval(value)
+            found[key] = ast.literal_eval(value)
         except (ValueError, SyntaxError):
-            found[key.strip()] = value.strip()
+            found[key] = value
     return found
+
+
+def extents(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, int]:
+    """`M=512,N=512` as a dictionary of whole numbers.
+
+    Raises:
+        click.BadParameter: not that.
+    """
+    found = assignments(ctx, param, values)
+    for key, value in found.items():
+        if type(value) is not int or value < 0:
+            raise click.BadParameter(f"{key} must be a whole number, got {value!r}")
+    return found
+
+
+def parameters(
+    spec: KernelSpec | None, config: str | None, shape: dict | None, given: dict
+) -> dict:
+    """Compile-time parameters: of the configuration, then what the user says.
+
+    Raises:
+        click.BadParameter: an unknown configuration or extent.
+    """
+    if spec is None:
+        if config is not None:
+            raise click.BadParameter("your own kernel has no configurations", param_hint="--config")
+        return given
+    names = [row.name for row in spec.configs]
+    if config is not None and config not in names:
+        there = "; ".join(names)
+        raise click.BadParameter(f"no {config!r}; there are {there}", param_hint="--config")
+    small = dict(spec.small)
+    unknown = [name for name in shape or {} if name not in small]
+    if unknown:
+        there = ", ".join(small)
+        raise click.BadParameter(
+            f"no extent {unknown[0]!r}; there are {there}", param_hint="--shape"
+        )
+    wanted = None if shape is None else {**small, **shape}
+    return {**spec.config(wanted, config).params, **given}
+
+
+def traced(kernel: KernelFunction, params: dict, dtype: str, target: str) -> Compiled:
+    """A kernel traced, checked and emitted, not yet assembled."""
+    complete = complete_params(kernel.signature, params)
+    spec = default_specialization(kernel.signature, complete, by_name(dtype))
+    return kernel.specialize(spec, target)
+
+
+_OPTIONS = (
+    click.option("--param", "-p", "params", multiple=True, callback=assignments,
+                 metavar="NAME=VALUE", help="Compile-time parameter; repeat, or join by commas."),
+    click.option("--config", metavar="NAME", help="A named configuration (`tilecat list NAME`)."),
+    click.option("--dtype", type=click.Choice(DTYPES), default="bf16", show_default=True,
+                 help="Element type of kernels that take several."),
+)  # fmt: skip
+
+
+def kernel_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds --dtype, --config and --param."""
+    for option in _OPTIONS:
+        command = option(command)
+    return command

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -27,15 +26,33 @@ def mma_counts(ptx: str) -> Counter[str]:
     return Counter(_MMA.findall(ptx))
 
 
-def rings(table: AddressTable) -> list[tuple[str, int, int, str]]:
-    """Shared tiles by name: (name, stages, bytes of one, what one is)."""
-    found: dict[str, list[Any]] = {}
-    for row in table.shared:
-        found.setdefault(row.name, []).append(row)
-    return [
-        (name, len(rows), rows[0].num_bytes, f"{rows[0].dtype} {rows[0].rows}x{rows[0].cols}")
-        for name, rows in found.items()
-    ]
+def _grouped(names: list[str]) -> Iterator[tuple[str, int]]:
+    """`full[0]`, `full[1]` as (`full`, 2), in order."""
+    return iter(Counter(name.partition("[")[0] for name in names).items())
+
+
+def tile_lines(table: AddressTable) -> list[str]:
+    """Shared tiles by name: how many, in how many stages, of what."""
+    rows = {str(row.name).partition("[")[0]: row for row in table.shared}
+    lines = []
+    for name, count in _grouped([row.name for row in table.shared]):
+        row = rows[name]
+        stages = len({r.stage for r in table.shared if r.name.partition("[")[0] == name})
+        many = f"{stages} stages of {count // stages}" if row.stage is not None else f"{count}"
+        each = f"{row.dtype} {row.rows}x{row.cols}, {row.num_bytes:,} bytes"
+        lines.append(f"{name}: {many} x {each}")
+    return lines
+
+
+def barrier_lines(table: AddressTable) -> list[str]:
+    """Mbarriers by name: how many, arrivals and bytes a phase."""
+    rows = {row.name.partition("[")[0]: row for row in table.barriers}
+    lines = []
+    for name, count in _grouped([row.name for row in table.barriers]):
+        row = rows[name]
+        size = f", {row.expected_bytes:,} bytes" if row.expected_bytes else ""
+        lines.append(f"{name}: {count} x {row.count} arrivals{size}")
+    return lines
 
 
 def save_ptx(module: PtxModule, name: str) -> Path:
@@ -59,25 +76,16 @@ def register_line(compiled: Compiled) -> str:
 def facts(compiled: Compiled) -> list[tuple[str, str]]:
     """What can be said of a kernel without running it, line by line."""
     module = compiled.module
-    roles = "; ".join(f"{r.name}: threads {r.first}-{r.last}" for r in module.table.roles)
-    tiles = "; ".join(
-        f"{name}: {stages} x {what} ({size:,} bytes)"
-        for name, stages, size, what in rings(module.table)
-    )
-    barriers = "; ".join(
-        f"{b.name}: {b.count} arrivals"
-        + (f", {b.expected_bytes:,} bytes" if b.expected_bytes else "")
-        for b in module.table.barriers
-    )
-    mma = "; ".join(f"{count} x {name}" for name, count in mma_counts(module.text).items())
+    roles = [f"{r.name}: threads {r.first} to {r.last}" for r in module.table.roles]
+    mma = [f"{count} x {name}" for name, count in mma_counts(module.text).items()]
     return [
         ("target", f"{module.target}, {module.threads} threads, cluster of {module.cluster}"),
-        ("roles", roles or "none named"),
-        ("tiles", tiles or "none"),
-        ("barriers", barriers or "none"),
+        ("roles", "\n".join(roles) or "all threads alike"),
+        ("tiles", "\n".join(tile_lines(module.table)) or "none"),
+        ("barriers", "\n".join(barrier_lines(module.table)) or "none"),
         ("shared", f"{module.smem_bytes:,} bytes a CTA"),
         ("registers", register_line(compiled)),
-        ("mma", mma or "none"),
+        ("mma", "\n".join(mma) or "none"),
     ]
 
 
@@ -114,9 +122,8 @@ def show(
         results: runs on the PTX machine, for the bank conflicts.
         path: where its PTX was saved.
     """
-    table = Table(
-        title=name, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0)
-    )
+    out.print(Text(name, "bold"), soft_wrap=True)
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 2))
     for key, value in facts(compiled):
         table.add_row(key, Text(value))
     if results:
