@@ -1,0 +1,98 @@
+"""Attention, forward, not causal: against the two fast backends of torch's SDPA."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from ..errors import TileError
+from ..kernels import KERNELS, KernelSpec, Shape
+from ..kernels.spec import rounding
+from ..operators import attention
+from .session import Session, Task
+
+SPEC: KernelSpec = next(spec for spec in KERNELS if spec.name == "attention")
+BACKENDS = {"cudnn": "CUDNN_ATTENTION", "flash": "FLASH_ATTENTION"}
+
+
+def attention_tasks(shapes: tuple[Shape, ...]) -> list[Task]:
+    """Attention against SDPA with cuDNN and with FlashAttention-2."""
+    return [
+        Task("attention", shape.name, partial(_attention, shape), _weight(shape))
+        for shape in shapes
+    ]
+
+
+def _weight(shape: Shape) -> float:
+    return 0.2 + SPEC.flops(shape.extents) / 2e12
+
+
+def operands(torch: Any, shape: Shape) -> tuple[Any, Any, Any]:
+    """Normal random bf16 Q, K, V on the GPU."""
+    batch, heads, groups, queries, keys, dim = (
+        shape.extents[name] for name in ("B", "H", "Hkv", "Lq", "Lk", "D")
+    )
+    options = {"device": "cuda", "dtype": torch.bfloat16}
+    q = torch.randn(batch, heads, queries, dim, **options)
+    k, v = (torch.randn(batch, groups, keys, dim, **options) for _ in range(2))
+    return q, k, v
+
+
+def exact(torch: Any, q: Any, k: Any, v: Any, rows: int = 2048) -> Any:
+    """softmax(Q K^T / sqrt(D)) V of one head in float64, `rows` queries at a time."""
+    wide_k, wide_v = k.double(), v.double()
+    parts = [
+        torch.softmax(part.double() @ wide_k.t() * q.shape[-1] ** -0.5, dim=-1) @ wide_v
+        for part in q.split(rows)
+    ]
+    return torch.cat(parts)
+
+
+def check(torch: Any, q: Any, k: Any, v: Any, out: Any) -> float:
+    """Worst relative error of the first and the last head; a NaN anywhere is an error.
+
+    Raises:
+        TileError: over the rounding of bf16.
+    """
+    group = q.shape[1] // k.shape[1]
+    worst = 0.0
+    for entry, head in {(0, 0), (q.shape[0] - 1, q.shape[1] - 1)}:
+        expected = exact(torch, q[entry, head], k[entry, head // group], v[entry, head // group])
+        difference = (out[entry, head].double() - expected).norm() / expected.norm()
+        worst = max(worst, float(difference))
+    if not worst <= rounding("bf16") or bool(torch.isnan(out).any()):
+        raise TileError(f"bench: wrong result, got ||O - exact|| / ||exact|| = {worst:.3g}")
+    return worst
+
+
+def _attention(shape: Shape, session: Session) -> dict[str, Any]:
+    torch = session.torch
+    q, k, v = operands(torch, shape)
+    error = check(torch, q, k, v, attention(q, k, v))
+    peers, missing = _peers(torch, q, k, v)
+    functions = {"tilecat": lambda: attention(q, k, v), **peers}
+    found = {"shape": shape.name, "extents": shape.extents, "error": error, **missing}
+    return found | session.compare(functions, SPEC, shape)
+
+
+def _peers(
+    torch: Any, q: Any, k: Any, v: Any
+) -> tuple[dict[str, Callable[[], Any]], dict[str, str]]:
+    """SDPA by backend, and those that this build of torch does not run, with the reason."""
+    sdpa, grouped = torch.nn.functional.scaled_dot_product_attention, q.shape[1] != k.shape[1]
+    found: dict[str, Callable[[], Any]] = {}
+    missing: dict[str, str] = {}
+
+    def call(backend: Any) -> Any:
+        with torch.nn.attention.sdpa_kernel(backend):
+            return sdpa(q, k, v, enable_gqa=grouped)
+
+    for name, member in BACKENDS.items():
+        peer = partial(call, getattr(torch.nn.attention.SDPBackend, member))
+        try:
+            peer()
+            found[name] = peer
+        except RuntimeError as error:
+            missing[f"no {name}"] = str(error).splitlines()[0]
+    return found, missing
