@@ -48,6 +48,28 @@ class Effect:
     proxy: str = "generic"
 
 
+@dataclass(frozen=True)
+class SharedRequest:
+    """One instruction of a warp on shared memory: its worst request.
+
+    Args:
+        instruction: `stmatrix`, `ld.shared`, ...
+        width_bytes: bytes at a lane's address.
+        wavefronts: it takes.
+        ideal: wavefronts of a request of this width without conflicts.
+    """
+
+    instruction: str
+    width_bytes: int
+    wavefronts: int
+    ideal: int
+
+    @property
+    def ways(self) -> float:
+        """Wavefronts over the ideal: 1 without conflicts, 8 for an 8-way one."""
+        return self.wavefronts / self.ideal
+
+
 class Value:
     """A typed result of an op, or a kernel argument.
 
@@ -122,6 +144,11 @@ class Op:
     def name_hint(self) -> str:
         """Name of the result's register; empty: the name the user's line assigns to."""
         return ""
+
+    @property
+    def requests(self) -> tuple[SharedRequest, ...]:
+        """Its instructions that access shared memory by threads, with their bank conflicts."""
+        return ()
 
     @property
     def stores(self) -> TensorArg | None:

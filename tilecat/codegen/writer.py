@@ -16,7 +16,7 @@ from ..arch import MmaForm
 from ..check import CheckedKernel
 from ..errors import ArchError, Loc
 from ..ir import Block, Op, ScalarArg, Scope, TensorArg, Value
-from ..layouts import MatrixDescriptor
+from ..layouts import AccessPlan, MatrixDescriptor
 from ..ptx import instructions as ptx
 from ..tiles import RegTileType, RegVecType, ScalarType
 from . import lanes
@@ -65,13 +65,18 @@ class Writer:
         self._invariants: dict[Any, str] = {}
         self._local: list[dict[Any, str]] = [{}]
         self._labels = 0
-        self._loc: Loc | None = None
+        self._loc: Loc | None = None  # where the next instruction belongs
+        self._written: Loc | None = None  # the last `.loc` in the text
 
     # ---- text
 
     def line(self, text: str, pred: str | None = None) -> None:
-        """One instruction, under a predicate."""
+        """One instruction, under a predicate, after the `.loc` of its line where that is new."""
         guard = f"@{pred} " if pred else ""
+        if self._out is self.lines and self._loc is not None and self._loc != self._written:
+            self._written = loc = self._loc
+            index = self.files.setdefault(loc.file, len(self.files) + 1)
+            self._out.append(f"    .loc {index} {loc.line} {loc.col + 1}")
         self._out.append(f"    {guard}{text}")
 
     def comment(self, text: str) -> None:
@@ -89,11 +94,7 @@ class Writer:
 
     def at(self, loc: Loc | None) -> None:
         """Following instructions belong to the user's line `loc`."""
-        if loc is None or (self._loc is not None and self._loc == loc):
-            return
-        self._loc = loc
-        index = self.files.setdefault(loc.file, len(self.files) + 1)
-        self._out.append(f"    .loc {index} {loc.line} {loc.col + 1}")
+        self._loc = loc or self._loc
 
     def block(self, block: Block) -> None:
         """All ops of a block."""
@@ -315,13 +316,9 @@ class Writer:
         self.line(ptx.alu("add.s32", result, register, constant))
         return result
 
-    def matrix_addresses(self, tile: Value) -> list[str]:
-        """Row addresses of each four-matrix `ldmatrix` or `stmatrix` of a 64-row tile."""
-        return lanes.matrix_addresses(self, tile)
-
-    def pair_addresses(self, tile: Value) -> list[str]:
-        """Addresses of each two-element access of a 64-row tile of 32-bit elements."""
-        return lanes.pair_addresses(self, tile)
+    def access_addresses(self, tile: Value, plan: AccessPlan) -> list[str]:
+        """This thread's address in each access of a plan of moves to or from a shared tile."""
+        return lanes.access_addresses(self, tile, plan)
 
     # ---- matrix descriptors
 

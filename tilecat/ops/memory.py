@@ -5,12 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
+
+from .. import ir
 from ..errors import DTypeError, LayoutError
-from ..ir import Access, Effect, Op, Scope, TensorArg, Value, attribute, operand
+from ..ir import Effect, Op, Scope, SharedRequest, TensorArg, Value, attribute, operand
+from ..layouts import Access, AccessPlan, bank_conflicts, ideal_wavefronts, plan_access
+from ..layouts.access import MATRIX_ROWS
+from ..layouts.banks import WARP
 from ..ptx import instructions as ptx
 from ..tiles import RegTileType, RegVecType, SharedTileType, TileType
 from .convert import PACK, pack
 from .scalar import Operand
+
+WARPGROUP_THREADS = 128
 
 
 @dataclass(eq=False)
@@ -81,6 +89,50 @@ def _check_fragment(name: str, register: TileType, shared: TileType) -> None:
         )
 
 
+def _plan(name: str, register: RegTileType, shared: SharedTileType) -> AccessPlan:
+    """The moves of a whole tile.
+
+    Raises:
+        LayoutError: elements of a 16-bit tile that share a register lie apart in the shared tile.
+    """
+    plan = plan_access(register.layout, shared.layout)
+    if plan.elements * register.dtype.bits < 32:
+        raise LayoutError(
+            f"{name}: no instruction moves halves of registers, got {register} and {shared}",
+            hint="use 16-bit tiles whose rows (or columns, in column order) are a multiple of 16",
+        )
+    return plan
+
+
+def requests_of(plan: AccessPlan, matrix: str, plain: str) -> tuple[SharedRequest, ...]:
+    """One request an access of a plan: the warp's with the most wavefronts."""
+    lanes = plan.matrices * MATRIX_ROWS if plan.matrices else WARP
+    found = []
+    for access in plan.accesses:
+        offsets = plan.byte_offset(access, np.arange(WARPGROUP_THREADS)).reshape(-1, WARP)
+        wavefronts = max(bank_conflicts(warp[:lanes], plan.width_bytes) for warp in offsets)
+        ideal = ideal_wavefronts(lanes, plan.width_bytes)
+        name = matrix if plan.matrices else plain
+        found.append(SharedRequest(name, plan.width_bytes, wavefronts, ideal))
+    return tuple(found)
+
+
+def _registers_of(
+    registers: tuple[str, ...], kind: RegTileType, access: Access, plan: AccessPlan
+) -> tuple[str, ...]:
+    per_register = 32 // kind.dtype.bits
+    first = access.index // per_register
+    return registers[first : first + plan.elements // per_register]
+
+
+def _plain(kind: RegTileType, address: str, registers: tuple[str, ...]) -> tuple[str, str, str]:
+    """Type suffix, address and registers of `ld.shared` and `st.shared`."""
+    base = "f32" if kind.dtype.name == "f32" else "b32"
+    if len(registers) == 1:
+        return base, address, registers[0]
+    return f"v{len(registers)}.{base}", address, ptx.vector(registers)
+
+
 @dataclass(eq=False)
 class StoreShared(Op):
     """`shared = register` by a warpgroup: `stmatrix` for 16-bit elements, else plain stores.
@@ -106,30 +158,47 @@ class StoreShared(Op):
             dtype = target.dtype if known else source.dtype
             source = RegTileType(dtype, source.rows, min(target.cols, source.cols))
         _check_fragment("store", source, target)
+        self.plan()
         return ()
+
+    def _stored(self) -> RegTileType:
+        kind = self.shared.type
+        assert isinstance(kind, SharedTileType), "checked in infer"
+        return RegTileType(kind.dtype, kind.rows, kind.cols)
+
+    def plan(self) -> AccessPlan:
+        """Its instructions and their lane addresses."""
+        assert isinstance(self.shared.type, SharedTileType), "checked in infer"
+        return _plan("store", self._stored(), self.shared.type)
+
+    @property
+    def requests(self) -> tuple[SharedRequest, ...]:
+        """Each store, with its bank conflicts."""
+        return requests_of(self.plan(), "stmatrix", "st.shared")
 
     def effects(self) -> tuple[Effect, ...]:
         """Reads the registers, writes the tile."""
-        return (Effect(Access.READ, self.register), Effect(Access.WRITE, self.shared))
+        return (Effect(ir.Access.READ, self.register), Effect(ir.Access.WRITE, self.shared))
 
     def emit(self, w: Any) -> None:
-        """Four 8x8 matrices an instruction, or two elements."""
-        kind, source = self.shared.type, self.register.type
-        assert isinstance(kind, SharedTileType), "checked in infer"
+        """`stmatrix`, or the widest plain stores; see `plan_access`."""
+        source, plan = self.register.type, self.plan()
         assert isinstance(source, RegTileType), "checked in infer"
+        rounds = source.dtype != self._stored().dtype
         first = self.first_col * source.dtype.bits // 64
         registers = w.regs(self.register)[first:]
-        if kind.dtype.bits == 16:
-            for group, address in enumerate(w.matrix_addresses(self.shared)):
-                part = registers[4 * group : 4 * group + 4]
-                if source.dtype != kind.dtype:
-                    part = tuple(w.new("b32", "packed") for _ in range(4))
-                    pack(w, kind.dtype.name, registers[8 * group : 8 * group + 8], part)
-                w.line(ptx.stmatrix(address, part, transpose=kind.order == "col"))
-            return
-        for index, address in enumerate(w.pair_addresses(self.shared)):
-            pair = registers[2 * index : 2 * index + 2]
-            w.line(ptx.st_shared("v2.f32", address, ptx.vector(pair)))
+        addresses = w.access_addresses(self.shared, plan)
+        for access, address in zip(plan.accesses, addresses, strict=True):
+            if rounds:
+                elements = registers[access.index : access.index + plan.elements]
+                part = tuple(w.new("b32", "packed") for _ in range(plan.elements // 2))
+                pack(w, self._stored().dtype.name, elements, part)
+            else:
+                part = _registers_of(registers, self._stored(), access, plan)
+            if plan.kind == "matrix":
+                w.line(ptx.stmatrix(address, part, transpose=plan.trans))
+            else:
+                w.line(ptx.st_shared(*_plain(self._stored(), address, part)))
 
 
 @dataclass(eq=False)
@@ -144,25 +213,36 @@ class LoadShared(Op):
         kind = self.shared.type
         if not isinstance(kind, SharedTileType) or kind.rows != 64:
             raise LayoutError(f"load: wanted a shared tile of 64 rows, got {kind}")
+        self.plan()
         return (RegTileType(kind.dtype, kind.rows, kind.cols),)
+
+    def plan(self) -> AccessPlan:
+        """Its instructions and their lane addresses."""
+        kind = self.shared.type
+        assert isinstance(kind, SharedTileType), "checked in infer"
+        return _plan("load", RegTileType(kind.dtype, kind.rows, kind.cols), kind)
+
+    @property
+    def requests(self) -> tuple[SharedRequest, ...]:
+        """Each load, with its bank conflicts."""
+        return requests_of(self.plan(), "ldmatrix", "ld.shared")
 
     def effects(self) -> tuple[Effect, ...]:
         """Reads the tile."""
-        return (Effect(Access.READ, self.shared), Effect(Access.WRITE, self.result))
+        return (Effect(ir.Access.READ, self.shared), Effect(ir.Access.WRITE, self.result))
 
     def emit(self, w: Any) -> None:
-        """Four 8x8 matrices an instruction, or two elements."""
-        kind = self.shared.type
-        assert isinstance(kind, SharedTileType), "checked in infer"
-        registers = w.regs(self.result)
-        if kind.dtype.bits == 16:
-            for group, address in enumerate(w.matrix_addresses(self.shared)):
-                part = registers[4 * group : 4 * group + 4]
-                w.line(ptx.ldmatrix(part, address, transpose=kind.order == "col"))
-            return
-        for index, address in enumerate(w.pair_addresses(self.shared)):
-            pair = registers[2 * index : 2 * index + 2]
-            w.line(ptx.ld_shared("v2.f32", ptx.vector(pair), address))
+        """`ldmatrix`, or the widest plain loads; see `plan_access`."""
+        kind, plan = self.result.type, self.plan()
+        assert isinstance(kind, RegTileType), "inferred"
+        addresses = w.access_addresses(self.shared, plan)
+        for access, address in zip(plan.accesses, addresses, strict=True):
+            part = _registers_of(w.regs(self.result), kind, access, plan)
+            if plan.kind == "matrix":
+                w.line(ptx.ldmatrix(part, address, transpose=plan.trans))
+            else:
+                suffix, place, target = _plain(kind, address, part)
+                w.line(ptx.ld_shared(suffix, target, place))
 
 
 @dataclass(eq=False)
@@ -196,7 +276,7 @@ class StoreVector(Op):
 
     def effects(self) -> tuple[Effect, ...]:
         """Reads the vector."""
-        return (Effect(Access.READ, self.vector),)
+        return (Effect(ir.Access.READ, self.vector),)
 
     def emit(self, w: Any) -> None:
         """One predicated `st.global` a row, by the first lane of each quad."""
