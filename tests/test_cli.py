@@ -1,0 +1,284 @@
+"""The command line: what it prints, its exit codes, and its words for wrong input."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from tilecat.cli import main
+from tilecat.codegen.module import ExtentParam, PointerParam, ScalarParam, TensorMapParam
+from tilecat.kernels.gemm import matmul
+
+ADD = """
+.version 8.0
+.target sm_90a
+.address_size 64
+.visible .entry add(.param .u64 x, .param .u64 y, .param .u32 n)
+.reqntid 128
+{
+    .reg .pred %p; .reg .b32 %r<5>; .reg .b64 %rd<6>; .reg .f32 %f<4>;
+    ld.param.u64 %rd1, [x];
+    ld.param.u64 %rd2, [y];
+    ld.param.u32 %r1, [n];
+    mov.u32 %r2, %ctaid.x;
+    mov.u32 %r3, %tid.x;
+    mad.lo.s32 %r4, %r2, 128, %r3;
+    setp.ge.u32 %p, %r4, %r1;
+    @%p bra DONE;
+    mul.wide.u32 %rd3, %r4, 4;
+    add.s64 %rd4, %rd1, %rd3;
+    add.s64 %rd5, %rd2, %rd3;
+    ld.global.f32 %f1, [%rd4];
+    ld.global.f32 %f2, [%rd5];
+    add.f32 %f3, %f1, %f2;
+    st.global.f32 [%rd5], %f3;
+DONE:
+    ret;
+}
+"""
+SCALE = '''
+import tilecat as tc
+from tilecat import bf16, f32, gl, st
+
+@tc.kernel
+def product(A: gl[bf16, "M", "K"], B: gl[bf16, "K", "N"], C: gl[bf16, "M", "N"], *, stages=2):
+    """C = A @ B."""
+    pipe = tc.lcf(consumers=1, stages=stages, steps=tc.cdiv(A.cols, 64),
+                  tasks=tc.row_major(tc.cdiv(A.rows, 64), tc.cdiv(B.cols, 64)))
+    a, b = pipe.input(st[bf16, 64, 64]), pipe.input(st[bf16, 64, 64])
+    c = pipe.output(st[bf16, 64, 64])
+    acc = pipe.accumulator(f32, 64, 64)
+
+    @pipe.load
+    def _(task, k):
+        tc.load_async(a, A[task.row, k])
+        tc.load_async(b, B[k, task.col])
+
+    @pipe.compute
+    def _(task, k):
+        tc.mma_AB(acc, a, b)
+
+    @pipe.finish
+    def _(task):
+        c.store(C[task.row, task.col], acc)
+'''
+
+
+def call(*words: str, code: int = 0) -> str:
+    """What a command prints, both streams; its exit code must be `code`."""
+    result = CliRunner().invoke(main, [str(word) for word in words])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+@pytest.fixture
+def add(tmp_path: Path) -> Path:
+    path = tmp_path / "add.ptx"
+    path.write_text(ADD)
+    return path
+
+
+@pytest.fixture
+def product(tmp_path: Path) -> str:
+    path = tmp_path / "mine.py"
+    path.write_text(SCALE)
+    return f"{path}:product"
+
+
+def test_every_command_has_help_with_examples():
+    for name in main.commands:
+        assert "Examples:" in call(name, "--help"), name
+    assert "Examples:" in call("--help")
+    assert call("--version").startswith("tilecat ")
+
+
+def test_script_starts_without_torch():
+    probe = "import sys, tilecat.cli; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_machine_runs_ptx_and_saves_arrays(add, tmp_path):
+    saved = tmp_path / "y.npy"
+    x = np.arange(1000, dtype=np.float32)
+    np.save(tmp_path / "x.npy", x)
+    arrays = ("--array", f"X={tmp_path / 'x.npy'}", "--array", "Y=f32:1000:ones")
+    out = call("machine", add, *arrays, "--arg", "X", "--arg", "Y", "--arg", "1000",
+               "--grid", "8", "--save", f"Y={saved}")  # fmt: skip
+    assert "0 reports" in out
+    np.testing.assert_array_equal(np.load(saved), x + 1)
+
+
+def test_machine_takes_a_launch_file(add, tmp_path):
+    file = tmp_path / "launch.toml"
+    file.write_text(
+        "grid = 8\n[arrays.X]\ndtype = 'f32'\nshape = [1000]\nfill = 'arange'\n"
+        "[arrays.Y]\ndtype = 'f32'\nshape = [1000]\nfill = 'ones'\n"
+        "[[args]]\npointer = 'X'\n[[args]]\npointer = 'Y'\n[[args]]\nvalue = 1000\n"
+    )
+    found = json.loads(call("machine", add, "--launch", file, "--json"))
+    assert found["reports"] == []
+    assert found["arrays"]["Y"]["max"] == 1000.0
+    assert found["stats"]["bytes written"] == 4000
+
+
+def test_machine_reports_accesses_outside_arrays(add):
+    arrays = ("--array", "X=f32:1000", "--array", "Y=f32:1000")
+    out = call("machine", add, *arrays, "--arg", "X", "--arg", "Y", "--arg", "1024",
+               "--grid", "8", code=1)  # fmt: skip
+    assert "bounds" in out and "ld.global.f32 %f1, [%rd4]" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("--array", "X=f32:10a"), "numbers joined by `x`"),
+        (("--array", "X=f99:10"), "no dtype 'f99'"),
+        (("--array", "X=f32:10:blue"), "no fill 'blue'"),
+        (("--array", "X"), "NAME=DTYPE:SHAPE"),
+        (("--array", "X=none.npy"), "cannot read"),
+        (("--arg", "X"), "no array 'X'"),
+        (("--arg", "map:X"), "map:ARRAY:BOX"),
+        (("--arg", "1 2"), "an array's name"),
+        (("--grid", "4x0"), "positive"),
+        (("--save", "X"), "NAME=FILE.npy"),
+        (("--array", "X=f32:8x8", "--arg", "map:X:8"), "one number for each"),
+        (("--array", "X=f32:8x8", "--arg", "map:X:8x8:48"), "0, 32, 64 or 128"),
+        ((), "takes 3 arguments, got 0; its parameters: x"),
+    ],
+)
+def test_machine_says_what_is_wrong_with_a_launch(add, words, text):
+    assert text in call("machine", add, *words, code=2)
+
+
+def test_machine_refuses_what_it_does_not_know(tmp_path):
+    path = tmp_path / "odd.ptx"
+    path.write_text(ADD.replace("add.f32 %f3", "frobnicate.f32 %f3"))
+    arrays = ("--array", "X=f32:128", "--array", "Y=f32:128")
+    out = call("machine", path, *arrays, "--arg", "X", "--arg", "Y", "--arg", "128", code=1)
+    assert "frobnicate" in out and "Traceback" not in out and "click" not in out
+    assert "does not exist" in call("machine", tmp_path / "none.ptx", code=2)
+
+
+def test_machine_runs_what_emit_writes(tmp_path):
+    """The GEMM's own text, launched from a description, gives the GEMM's numbers."""
+    path = tmp_path / "matmul.ptx"
+    call("emit", "matmul", "-p", "tile_m=64,tile_n=64,stages=2", "-o", path)
+    module = matmul.compile(tile_m=64, tile_n=64, stages=2).module
+    assert path.read_text().strip() == module.text.strip()
+    shapes, names, args = {"A": (96, 72), "B": (72, 80), "C": (96, 80)}, "ABC", []
+    for param in module.params:
+        name = names[param.arg]
+        if isinstance(param, TensorMapParam):
+            args.append({"map": name, "box": param.box, "swizzle_bytes": param.swizzle_bytes})
+        elif isinstance(param, ExtentParam):
+            args.append({"value": shapes[name][param.dim]})
+        else:
+            assert isinstance(param, PointerParam | ScalarParam)
+            args.append({"pointer": name})
+    rng = np.random.default_rng(0)
+    arrays = {n: rng.standard_normal(shapes[n]).astype(ml_dtypes.bfloat16) for n in "AB"}
+    for name, array in arrays.items():
+        np.save(tmp_path / f"{name}.npy", array.view(np.uint16))
+    described = {
+        "grid": [2],
+        "smem_bytes": module.smem_bytes,
+        "arrays": {n: {"file": f"{n}.npy", "dtype": "bf16"} for n in "AB"}
+        | {"C": {"dtype": "bf16", "shape": shapes["C"], "fill": "nan"}},
+        "args": args,
+    }
+    (tmp_path / "launch.json").write_text(json.dumps(described))
+    saved = tmp_path / "c.npy"
+    call("machine", path, "--launch", tmp_path / "launch.json", "--save", f"C={saved}")
+    c = np.load(saved).view(ml_dtypes.bfloat16).astype(np.float64)
+    exact = arrays["A"].astype(np.float64) @ arrays["B"].astype(np.float64)
+    assert np.linalg.norm(c - exact) <= 2**-8 * np.linalg.norm(exact)
+
+
+def test_list_names_kernels_configurations_and_shapes():
+    assert "matmul" in call("list") and "attention" in call("list")
+    assert "4096^3" in call("list", "matmul")
+    assert "there are matmul, attention" in call("list", "nix", code=2)
+
+
+def test_check_says_what_a_kernel_uses():
+    out = call("check", "matmul", "--config", "128x256")
+    assert "384 threads" in out and "0 bytes spilled" in out
+    assert "4 x wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16" in out
+
+
+def test_check_shows_the_rule_a_kernel_breaks():
+    out = call("check", "matmul", "-p", "stages=9", code=1)
+    assert "stages=9" in out and "gemm.py" in out and "Traceback" not in out
+
+
+@pytest.mark.parametrize(
+    ("stage", "text"),
+    [("ir", "Mma("), ("ptx", ".visible .entry matmul"), ("sass", "HGMMA")],
+)
+def test_emit_stops_after_a_stage(stage, text):
+    assert text in call("emit", "matmul", "--stage", stage, "--target", "sm_90a")
+
+
+def test_emit_rejects_unknown_stages_targets_and_parameters():
+    assert "'ir', 'ptx', 'sass'" in call("emit", "matmul", "--stage", "cuda", code=2)
+    assert "sm_90a" in call("emit", "matmul", "--target", "sm_80", code=2)
+    assert "tile_q" in call("emit", "matmul", "-p", "tile_q=1", code=1)
+    assert "NAME=VALUE" in call("emit", "matmul", "-p", "tile_m", code=2)
+
+
+def test_sim_compares_with_the_reference():
+    out = call("sim", "matmul", "--shape", "M=70,N=90,K=40", "--dtype", "f16", "--seeds", "2", "-v")
+    assert out.count("right: relative error") == 2 and "1-way" in out
+    out = call("sim", "attention", "--shape", "H=2,Hkv=1,Lq=70,Lk=90", "--seed", "3")
+    assert "right: relative error" in out and "0 reports" in out
+
+
+def test_sim_rejects_wrong_extents():
+    assert "whole number" in call("sim", "matmul", "--shape", "M=a", code=2)
+    assert "no extent 'Q'; there are M, N, K" in call("sim", "matmul", "--shape", "Q=1", code=2)
+    assert "no 'x'; there are" in call("sim", "matmul", "--config", "x", code=2)
+
+
+def test_commands_take_a_users_own_kernel(product):
+    assert "yes  product" in call("check", product)
+    assert "--shape M=EXTENT is missing" in call("sim", product, code=2)
+    out = call("sim", product, "--shape", "M=64,N=64,K=128")
+    assert "no reference; 0 reports" in out
+    file = product.partition(":")[0] if os.name != "nt" else product.rpartition(":")[0]
+    assert "it has product" in call("check", f"{file}:nix", code=2)
+    assert "no Python file" in call("check", "none.py:nix", code=2)
+
+
+def test_doctor_lists_parts():
+    found = {row["name"]: row for row in json.loads(call("doctor", "--json"))}
+    assert found["numpy"]["found"] and found["python"]["found"]
+    assert "ptxas" in call("doctor")
+
+
+def test_gpu_commands_say_what_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    for words in (("run", "matmul"), ("bench", "gemm")):
+        out = call(*words, code=1)
+        assert "PyTorch" in out and "Traceback" not in out
+
+
+def test_demo_without_the_source_tree_says_so(monkeypatch, tmp_path):
+    monkeypatch.setattr("tilecat.cli.demo.EXAMPLE", tmp_path / "none.py")
+    assert "part of the source tree" in call("demo", code=1)
+
+
+@pytest.mark.gpu
+def test_run_compares_on_the_gpu():
+    assert "right: relative error" in call("run", "matmul", "--shape", "M=300,N=520,K=200")
+    assert "right: relative error" in call("run", "attention", "--dtype", "f16")
