@@ -12,7 +12,7 @@ from .arch import Arch
 from .errors import LOCATORS, Loc, ScopeError, TileError, caller_loc
 from .ir import Block, Kernel, Op, Scope, Value
 
-_ASSIGNED = re.compile(r"^\s*([A-Za-z_]\w*)\s*(?:\+|-|\*|/)?=[^=]", re.ASCII)
+_ASSIGNED = re.compile(r"\s*([A-Za-z_]\w*)\s*(?:\+|-|\*|/)?=(?!=)[\s(]*", re.ASCII)
 _STACK: list[Builder] = []
 
 
@@ -137,9 +137,15 @@ class Builder:
 
 
 def assigned_name(loc: Loc | None) -> str:
-    """The name a line assigns to (`acc = ...`), or an empty string."""
+    """The name a line assigns an expression to, or an empty string.
+
+    Example: in `pipe = tc.lcf(steps=tc.cdiv(n, 64))` the call of lcf has the name `pipe`, the
+    call of cdiv, which starts at another column, none.
+    """
     match = _ASSIGNED.match(loc.text) if loc is not None else None
-    return match[1] if match else ""
+    if loc is None or match is None:
+        return ""
+    return match[1] if loc.col in (0, match.start(1), match.end()) else ""
 
 
 def op_name(op: Op) -> str:

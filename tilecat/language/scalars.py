@@ -390,4 +390,5 @@ def minimum_of(a: Any, b: Any) -> Any:
 
 def cdiv(a: Any, b: Any) -> Any:
     """`ceil(a / b)` for non-negative integers."""
-    return binary("div", binary("add", a, binary("sub", b, 1)), b)
+    base = a.value.name if isinstance(a, Scalar) else ""
+    return named(binary("div", binary("add", a, binary("sub", b, 1)), b), f"{base}_blocks")

@@ -17,7 +17,7 @@ from typing import Any
 from ..builder import add, current
 from ..errors import LayoutError, ScopeError, SyncError
 from ..ir import Scope
-from ..language.scalars import Var, binary, operand_of, select, var
+from ..language.scalars import Var, binary, named, operand_of, select, var
 from ..language.values import GlobalTile, SharedTile
 from ..ops.memory import AllocShared, ViewShared
 from ..ops.sync import AllocBarriers, Arrive, ArriveExpect, FenceAsync, WaitBarrier
@@ -37,13 +37,14 @@ class Slots:
         self.ring = ring
         self.kind = kind
         self.count = count
+        self.name = name
         self.alloc = add(AllocShared(kind, name, ring.depth * count, count))
         self.loads = 0
 
     def __getitem__(self, index: Any) -> Slot:
         """Tile `index` of the current stage."""
         if isinstance(index, int) and not 0 <= index < self.count:
-            raise LayoutError(f"{self.alloc.name}: {self.count} tiles a stage, got index={index}")  # type: ignore[attr-defined]
+            raise LayoutError(f"{self.name}: {self.count} tiles a stage, got index={index}")
         return Slot(self, index)
 
     @property
@@ -76,7 +77,9 @@ class Slot:
         """Its shared tile."""
         alloc, ring = self.slots.alloc, self.slots.ring
         assert isinstance(alloc, AllocShared), "made in Slots"
-        position = binary("add", binary("mul", ring.stage, self.slots.count), self.index)
+        name = self.slots.name
+        first = named(binary("mul", ring.stage, self.slots.count), f"{name}_first")
+        position = named(binary("add", first, self.index), f"{name}_tile")
         view = ViewShared(alloc.result, operand_of(position), alloc.stride_bytes, alloc.tile)
         return SharedTile(add(view).result)
 
@@ -113,8 +116,8 @@ class Ring:
 
     def begin(self, parity: int) -> None:
         """A role starts: stage 0, waiting for `parity`."""
-        self._stage = var(0) if self.depth > 1 else None
-        self._phase = var(parity)
+        self._stage = var(0, name=f"{self.name}_slot") if self.depth > 1 else None
+        self._phase = var(parity, name=f"{self.name}_phase")
         self.look()
 
     def look(self) -> None:
@@ -129,10 +132,11 @@ class Ring:
         if self._stage is None:
             self._phase.set(self.phase ^ 1)
             return
-        following = self.stage + 1
-        wrapped = following == self.depth
-        self._stage.set(select(wrapped, 0, following))
-        self._phase.set(select(wrapped, self.phase ^ 1, self.phase))
+        following = named(self.stage + 1, "next")
+        wrapped = named(following == self.depth, "wrapped")
+        self._stage.set(named(select(wrapped, 0, following), "next"))
+        turned = named(self.phase ^ 1, "turned")
+        self._phase.set(named(select(wrapped, turned, self.phase), "turned"))
 
     # ---- consumer
 
@@ -199,7 +203,7 @@ class Ring:
         for slots in self.slots:
             if slots.loads != slots.count:
                 raise SyncError(
-                    f"{slots.alloc.name}: each of its {slots.count} tiles is loaded once a step, "  # type: ignore[attr-defined]
+                    f"{slots.name}: each of its {slots.count} tiles is loaded once a step, "
                     f"got {slots.loads} loads",
                 )
             slots.loads = 0

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ..language.scalars import binary, minimum_of
+from ..language.scalars import binary, minimum_of, named
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ def row_major(rows: Any, cols: Any) -> Schedule:
     """Task t is block (t // cols, t mod cols). Coordinates: row, col."""
 
     def locate(t: Any) -> tuple[tuple[str, Any], ...]:
-        row = binary("div", t, cols)
-        return (("row", row), ("col", t - row * cols))
+        row = named(binary("div", t, cols), "row")
+        return (("row", row), ("col", named(t - row * cols, "col")))
 
     return Schedule("row-major", rows * cols, locate)
 
@@ -77,13 +77,13 @@ def grouped(rows_total: Any, cols: Any, *, rows: int = 8) -> Schedule:
         return row_major(rows_total, cols)
 
     def locate(t: Any) -> tuple[tuple[str, Any], ...]:
-        per_group = cols * rows
-        group = binary("div", t, per_group)
-        first = group * rows
-        height = minimum_of(rows_total - first, rows)
-        inside = t - group * per_group
-        col = binary("div", inside, height)
-        return (("row", first + inside - col * height), ("col", col))
+        per_group = named(cols * rows, "per_group")
+        group = named(binary("div", t, per_group), "group")
+        first = named(group * rows, "first_row")
+        height = named(minimum_of(rows_total - first, rows), "height")
+        inside = named(t - group * per_group, "in_group")
+        col = named(binary("div", inside, height), "col")
+        return (("row", named(first + inside - col * height, "row")), ("col", col))
 
     return Schedule(f"groups of {rows} rows", rows_total * cols, locate)
 
@@ -95,8 +95,9 @@ def sequence_first(tiles: Any, heads: Any, batch: Any) -> Schedule:
     """
 
     def locate(t: Any) -> tuple[tuple[str, Any], ...]:
-        plane = binary("div", t, tiles)
-        entry = binary("div", plane, heads)
-        return (("tile", t - plane * tiles), ("head", plane - entry * heads), ("batch", entry))
+        plane = named(binary("div", t, tiles), "plane")
+        entry = named(binary("div", plane, heads), "batch")
+        tile = named(t - plane * tiles, "tile")
+        return (("tile", tile), ("head", named(plane - entry * heads, "head")), ("batch", entry))
 
     return Schedule("sequence first", tiles * heads * batch, locate)
