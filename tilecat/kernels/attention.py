@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 
 import tilecat as tc
@@ -15,7 +16,7 @@ LOG2_E = math.log2(math.e)
 def attention(Q: gl[T, "B", "H", "Lq", "D"], K: gl[T, "B", "Hkv", "Lk", "D"],
               V: gl[T, "B", "Hkv", "Lk", "D"], O: gl[T, "B", "H", "Lq", "D"],
               LSE: gl[f32, "B", "H", "Lq"], scale: f32,
-              *, D, tile_k=128, consumers=2, stages=2):  # fmt: skip
+              *, D, tile_k=128, consumers=2, stages=2, pingpong=False):  # fmt: skip
     """O = softmax(scale Q K^T) V and LSE = ln sum exp(scale Q K^T), for each head.
 
     Key blocks run from the last to the first: only the last can be ragged, and it is masked
@@ -33,6 +34,7 @@ def attention(Q: gl[T, "B", "H", "Lq", "D"], K: gl[T, "B", "Hkv", "Lk", "D"],
     p = tc.empty(rt[Q.dtype, 64, tile_k])
     m, l = tc.empty(rv[f32, 64]), tc.empty(rv[f32, 64, "row", "partial"])
     log2_scale = scale * LOG2_E
+    turn = pipe.turn if pingpong else contextlib.nullcontext
     heads_per_group = Q.size(1) // K.size(1)
 
     @pipe.begin
@@ -62,7 +64,8 @@ def attention(Q: gl[T, "B", "H", "Lq", "D"], K: gl[T, "B", "Hkv", "Lk", "D"],
     def _(task, steps):
         q.wait()
         k.wait()
-        tc.mma_ABt(s, q, k, accumulate=False)
+        with turn():
+            tc.mma_ABt(s, q, k, accumulate=False)
         tc.fill(o, 0.0)
         tc.mma_wait()
         k.release()
@@ -71,9 +74,10 @@ def attention(Q: gl[T, "B", "H", "Lq", "D"], K: gl[T, "B", "Hkv", "Lk", "D"],
         tc.cast(s, Q.dtype, out=p)
         for _ in tc.range(1, steps):
             k.wait()
-            tc.mma_ABt(s, q, k, accumulate=False)
-            v.wait()
-            tc.mma_AB(o, p, v)
+            with turn():
+                tc.mma_ABt(s, q, k, accumulate=False)
+                v.wait()
+                tc.mma_AB(o, p, v)
             tc.mma_wait(1)
             k.release()
             shrink = softmax(first=False)

@@ -24,6 +24,7 @@ from .scalar import (
     SetVar,
     SpecialRegister,
     Unary,
+    WarpgroupIndex,
 )
 from .sync import (
     AllocBarriers,
@@ -37,7 +38,7 @@ from .sync import (
 from .tma import BulkWait, CopyByThreads, TmaLoad, TmaStore
 
 ALL_OPS: tuple[type[Op], ...] = (
-    SpecialRegister, Extent, ScalarArgument, Binary, Unary, Compare, Not, Select,
+    SpecialRegister, WarpgroupIndex, Extent, ScalarArgument, Binary, Unary, Compare, Not, Select,
     ConvertScalar, NewVar, GetVar, SetVar,
     Range, When, OneThread, RoleSection,
     AllocBarriers, InitBarriers, Arrive, ArriveExpect, WaitBarrier, NamedBarrier, FenceAsync,

@@ -129,6 +129,27 @@ class SpecialRegister(Op):
 
 
 @dataclass(eq=False)
+class WarpgroupIndex(Op):
+    """Number of the warpgroup in its CTA.
+
+    Goes through a shuffle from lane 0, which tells ptxas (13.5) that the number, and every matrix
+    descriptor made from it, is uniform in a warp: the GEMM's main loop then moves nothing from
+    per-thread to uniform registers (0 R2UR instead of 8).
+    """
+
+    pure: ClassVar[bool] = True
+
+    def infer(self) -> tuple[TileType, ...]:
+        """One s32."""
+        return (ScalarType(dtypes.s32),)
+
+    def emit(self, w: Any) -> None:
+        """Lane 0's `%tid.x >> 7`."""
+        register = w.define(self.result)
+        w.line(ptx.shfl_idx(register, w.warpgroup(), 0))
+
+
+@dataclass(eq=False)
 class Extent(Op):
     """The run-time extent of an axis of a tensor argument, in elements."""
 

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, ClassVar
 
-from ..ir import Access, Effect, Op, Scope, TensorArg, Value, attribute, operand
+import numpy as np
+
+from ..ir import Access, Effect, Op, Scope, SharedRequest, TensorArg, Value, attribute, operand
+from ..layouts import bank_conflicts, ideal_wavefronts
+from ..layouts.banks import WARP
 from ..ptx import instructions as ptx
 from ..tiles import SharedTileType
 from .scalar import Operand
@@ -136,6 +141,20 @@ class BulkWait(Op):
         )
 
 
+@lru_cache(maxsize=256)
+def copy_request(tile: SharedTileType, instruction: str) -> SharedRequest:
+    """The worst request of a copy in which lanes take adjacent elements of a line."""
+    layout, size = tile.layout, tile.dtype.bits // 8
+    item = np.arange(tile.rows * tile.cols)
+    slow, fast = np.divmod(item, layout.contiguous)
+    row, col = (slow, fast) if tile.order == "row" else (fast, slow)
+    offsets = layout.byte_offset(row, col)
+    worst = max(
+        bank_conflicts(offsets[first : first + WARP], size) for first in range(0, item.size, WARP)
+    )
+    return SharedRequest(instruction, size, worst, ideal_wavefronts(WARP, size))
+
+
 @dataclass(eq=False)
 class CopyByThreads(TileTransfer):
     """Copies a tile element by element, for tensors TMA cannot reach (any strides, any address).
@@ -155,6 +174,11 @@ class CopyByThreads(TileTransfer):
     def effects(self) -> tuple[Effect, ...]:
         """Accesses the tile through the generic proxy."""
         return (Effect(Access.READ if self.store else Access.WRITE, self.tile),)
+
+    @property
+    def requests(self) -> tuple[SharedRequest, ...]:
+        """Its one `ld.shared` or `st.shared`, at the iteration with the most conflicts."""
+        return (copy_request(self.tile_type, "ld.shared" if self.store else "st.shared"),)
 
     def emit(self, w: Any) -> None:
         """A loop of one `ld` and one `st` a thread."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from ..builder import Builder, add, assigned_name, current
@@ -10,11 +11,11 @@ from ..errors import Loc, ResourceError, ScopeError
 from ..ir import Access, Block, Role, Scope
 from ..language.control import one_thread, range_, when
 from ..language.functions import empty, fill, mma_wait
-from ..language.scalars import Scalar, Var, var
+from ..language.scalars import Scalar, Var, select, var
 from ..language.values import RegTile
-from ..ops.control import RoleSection
+from ..ops.control import RoleSection, When
 from ..ops.mma import Mma, MmaWait
-from ..ops.scalar import SpecialRegister
+from ..ops.scalar import SpecialRegister, WarpgroupIndex
 from ..ops.sync import InitBarriers, NamedBarrier
 from ..tiles import SharedTileType, rt
 from .output import CONSUMER_THREADS, Output
@@ -23,6 +24,7 @@ from .scheduler import Schedule
 
 Hole = Callable[..., None]
 MAX_STAGES = 8
+FIRST_TURN_BARRIER = 8  # named barriers 1 to 3 are the consumers' own, in Output
 
 
 class Lcf:
@@ -57,6 +59,7 @@ class Lcf:
         self.accumulators: list[RegTile] = []
         self.holes: dict[str, tuple[Hole, Loc | None]] = {}
         self._consumer: Scalar | None = None
+        self._take_turns = False
         self.builder.kernel.threads = consumers * CONSUMER_THREADS + PRODUCER_THREADS
         self.builder.kernel.facts.update(template="lcf", stages=stages, consumers=consumers)
         self.builder.finalizers.append(self.build)
@@ -106,6 +109,20 @@ class Lcf:
             )
         return self._consumer
 
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Consumers take turns: one issues its mma while the others compute ("ping-pong").
+
+        Around the mma of a step, in `consume`; every consumer must take the same turns. One named
+        barrier a consumer, for it and the one before it.
+        """
+        following = select(self.consumer == self.consumers - 1, 0, self.consumer + 1)
+        threads = 2 * CONSUMER_THREADS
+        self._take_turns = True
+        add(NamedBarrier((self.consumer + FIRST_TURN_BARRIER).value, threads))
+        yield
+        add(NamedBarrier((following + FIRST_TURN_BARRIER).value, threads, wait=False))
+
     def begin(self, hole: Hole) -> Hole:
         """Decorator of the begin hole."""
         return self._fill("begin", hole)
@@ -153,10 +170,21 @@ class Lcf:
             add(InitBarriers(tuple(barriers)))
             consumers = self.consumers * CONSUMER_THREADS
             producer, consumer = self._budgets()
-            with _Section(self.builder, "producer", consumers, PRODUCER_THREADS, producer, False):
+            with self._section("producer", consumers, PRODUCER_THREADS, producer):
                 self._producer(consumers)
-            with _Section(self.builder, "consumer", 0, consumers, consumer, True):
+            with self._section("consumer", 0, consumers, consumer, last=True):
                 self._consume()
+
+    @contextmanager
+    def _section(
+        self, name: str, first: int, count: int, registers: int | None, *, last: bool = False
+    ) -> Iterator[None]:
+        builder, body = self.builder, self.builder.child()
+        end = first + count - 1
+        builder.kernel.roles.append(Role(first, end, name))
+        add(RoleSection(name, first, end, registers, last, body, rest=last))
+        with builder.within(body, Scope.WARPGROUP):
+            yield
 
     def _check_holes(self) -> None:
         for name in ("load", "compute" if "consume" not in self.holes else "consume"):
@@ -213,12 +241,13 @@ class Lcf:
                     ring.finish_step()
 
     def _consume(self) -> None:
-        thread = Scalar(add(SpecialRegister("%tid.x")).result)
-        self._consumer = thread >> 7
+        self._consumer = Scalar(add(WarpgroupIndex()).result)
         for part in (*self.scratches, *self.outputs):
             part.consumer = self._consumer
         for ring in (*self.rings.values(), *(s.ring for s in self.scratches)):
             ring.begin(parity=0)
+        first_turn = self.builder.child()
+        add(When((self._consumer == self.consumers - 1).value, first_turn))
         for number in self._persistent():
             task = self.tasks.task(number)
             if "consume" in self.holes:
@@ -226,6 +255,9 @@ class Lcf:
             else:
                 self._steps(task)
             self._call("finish", task)
+        if self._take_turns:
+            with self.builder.within(first_turn):
+                add(NamedBarrier(FIRST_TURN_BARRIER, 2 * CONSUMER_THREADS, wait=False))
         for output in self.outputs:
             output.drain()
 
@@ -273,26 +305,6 @@ class Lcf:
             before.set(ring.stage)
             ring.advance()
         return True
-
-
-class _Section:
-    """Context of one role's code."""
-
-    def __init__(
-        self, builder: Builder, name: str, first: int, count: int, registers: int | None, grow: bool
-    ):
-        self.builder = builder
-        body = builder.child()
-        last = first + count - 1
-        builder.kernel.roles.append(Role(first, last, name))
-        builder.add(RoleSection(name, first, last, registers, grow, body))
-        self.context = builder.within(body, Scope.WARPGROUP)
-
-    def __enter__(self) -> None:
-        self.context.__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        self.context.__exit__(*error)
 
 
 def _mma_left(hole: Block) -> int:

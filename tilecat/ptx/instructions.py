@@ -83,6 +83,11 @@ def shfl_bfly(dst: str, src: str, lane_mask: int) -> str:
     return f"shfl.sync.bfly.b32 {dst}, {src}, {lane_mask}, 31, -1;"
 
 
+def shfl_idx(dst: str, src: str, lane: int) -> str:
+    """The value of one lane, for all lanes (9.7.9.6)."""
+    return f"shfl.sync.idx.b32 {dst}, {src}, {lane}, 31, -1;"
+
+
 def setmaxnreg(direction: str, registers: int) -> str:
     """Give back or take registers, per warpgroup (9.7.19.5); direction is inc or dec."""
     return f"setmaxnreg.{direction}.sync.aligned.u32 {registers};"
