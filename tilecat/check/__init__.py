@@ -6,9 +6,12 @@ from dataclasses import dataclass
 
 from ..arch import Arch
 from ..ir import Kernel, Op
+from .access import TileAccess, shared_accesses
 from .barriers import check_barriers
 from .hazards import check_hazards
 from .resources import SharedMap, check_registers, place_shared
+
+__all__ = ["CheckedKernel", "TileAccess", "check", "shared_accesses"]
 
 
 @dataclass(frozen=True)
