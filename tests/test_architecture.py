@@ -271,9 +271,9 @@ def test_environment_page_lists_every_variable():
 
 IMPORT_PROBE = """
 import sys, time
-start = time.perf_counter()
+start = time.process_time()  # not of the clock on the wall: other tests run beside this one
 import tilecat
-seconds = time.perf_counter() - start
+seconds = time.process_time() - start
 heavy = {"torch", "cupy", "cuda.bindings.driver", "cuda.core", "triton", "matplotlib"}
 print(seconds, *sorted(heavy & set(sys.modules)))
 """
@@ -281,7 +281,7 @@ print(seconds, *sorted(heavy & set(sys.modules)))
 
 def test_import_is_quick_and_brings_nothing_heavy():
     seconds = []
-    for _ in range(5):
+    for _ in range(8):
         out = subprocess.run(
             [sys.executable, "-c", IMPORT_PROBE], check=True, capture_output=True, text=True
         ).stdout.split()
