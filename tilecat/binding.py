@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from .dtypes import DType, DTypeVar, by_name
 from .errors import DTypeError, LayoutError, ResourceError
 from .language.kernel import Signature, Specialization, TensorSpec, complete_params
+from .ops.scalar import RANGES
 from .runtime.arrays import ArrayView, overlaps, tma_ok
 from .tiles import GlobalType
 
@@ -21,6 +23,10 @@ class Bound:
         specialization: what to compile.
         device: "cpu" or "cuda:N".
         extents: by dim name.
+        empties: indices of tensors without elements.
+        integers: index, name and dtype of integer arguments.
+        empties: tensor arguments without elements.
+        reach: bytes each argument reaches below and above its address; (0, 0) for scalars.
     """
 
     signature: Signature
@@ -28,6 +34,7 @@ class Bound:
     device: str
     extents: tuple[tuple[str, int], ...]
     empties: tuple[int, ...]
+    reach: tuple[tuple[int, int], ...]
 
     def empty(self, outputs: tuple[int, ...]) -> bool:
         """Whether every output has no element."""
@@ -41,28 +48,37 @@ class Bound:
         """
         for index in outputs:
             out = views[index]
-            name = self.signature.args[index][0]
+            below, above = self.reach[index]
+            low, high = out.ptr - below, out.ptr + above
             if out.readonly:
-                raise LayoutError(f"{self.signature.name}: {name} is written, got a read-only array")
-            for other, candidate in enumerate(views):
-                if other == index or type(candidate) is not ArrayView:
+                raise LayoutError(
+                    f"{self.signature.name}: {self.signature.args[index][0]} is written, "
+                    "got a read-only array"
+                )
+            for other, (before, after) in enumerate(self.reach):
+                if other == index or not after:
                     continue
-                if _may_overlap(out, candidate) and overlaps(out, candidate):
-                    raise LayoutError(
-                        f"{self.signature.name}: {name} is written and must share no memory with "
-                        f"other arguments, got memory of {self.signature.args[other][0]}",
-                        hint="write to a new array",
-                    )
+                candidate = views[other]
+                apart = candidate.ptr - before >= high or candidate.ptr + after <= low
+                if not apart and overlaps(out, candidate):
+                    self._overlap(index, other)
+
+    def _overlap(self, index: int, other: int) -> None:
+        names = [self.signature.args[i][0] for i in (index, other)]
+        raise LayoutError(
+            f"{self.signature.name}: {names[0]} is written and must share no memory with "
+            f"other arguments, got memory of {names[1]}",
+            hint="write to a new array",
+        )
 
 
-def _may_overlap(a: ArrayView, b: ArrayView) -> bool:
-    """Whether the address spans meet: all that a call with separate arrays pays for."""
-    return a.ptr < b.ptr + _span(b) and b.ptr < a.ptr + _span(a)
-
-
-def _span(view: ArrayView) -> int:
-    last = sum((n - 1) * abs(s) for n, s in zip(view.shape, view.strides, strict=True)) + 1
-    return last * (by_name(view.dtype).bits // 8)
+def _reach(view: Any) -> tuple[int, int]:
+    """Bytes an array reaches below and above the address of its first element."""
+    if not isinstance(view, ArrayView) or 0 in view.shape:
+        return (0, 0)
+    item = by_name(view.dtype).bits // 8
+    spans = [(n - 1) * s * item for n, s in zip(view.shape, view.strides, strict=True)]
+    return (-sum(s for s in spans if s < 0), sum(s for s in spans if s > 0) + item)
 
 
 def bind(signature: Signature, views: list[Any], params: dict[str, Any]) -> Bound:
@@ -77,7 +93,8 @@ def bind(signature: Signature, views: list[Any], params: dict[str, Any]) -> Boun
     if len(views) != len(signature.args):
         wanted = ", ".join(n for n, _ in signature.args)
         raise LayoutError(
-            f"{name}: takes {len(signature.args)} arguments ({wanted}), got {len(views)}"
+            f"{name}: takes {len(signature.args)} arguments ({wanted}), got {len(views)}",
+            hint=signature.describe(),
         )
     for view, (arg, kind) in zip(views, signature.args, strict=True):
         _check_kind(name, arg, kind, view)
@@ -96,22 +113,31 @@ def bind(signature: Signature, views: list[Any], params: dict[str, Any]) -> Boun
         _device(signature, views),
         tuple(extents.items()),
         empties,
+        tuple(_reach(v) for v in views),
     )
 
 
 def _check_kind(name: str, arg: str, kind: GlobalType | DType, view: Any) -> None:
+    got = f"shape {tuple(view.shape)}" if isinstance(view, ArrayView) else f"{view!r}"
     if isinstance(kind, GlobalType):
         if not isinstance(view, ArrayView):
-            raise LayoutError(f"{name}: {arg} is a tensor {kind}, got {view!r}")
+            raise LayoutError(
+                f"{name}: {arg} is a tensor {kind}, got {got} ({type(view).__name__})"
+            )
         if len(view.shape) != kind.rank:
             raise LayoutError(
-                f"{name}: {arg} has {kind.rank} axes ({', '.join(map(str, kind.dims))}), "
-                f"got shape {view.shape}"
+                f"{name}: {arg} has {kind.rank} axes ({', '.join(map(str, kind.dims))}), got {got}"
             )
-    elif isinstance(view, ArrayView) or isinstance(view, bool):
-        raise DTypeError(f"{name}: {arg} is a scalar ({kind.name}), got {view!r}")
-    elif kind.name != "f32" and not isinstance(view, int):
-        raise DTypeError(f"{name}: {arg} is an integer ({kind.name}), got {view!r}")
+    elif isinstance(view, ArrayView):
+        raise DTypeError(
+            f"{name}: {arg} is a scalar ({kind.name}), got an array of {got}",
+            hint=f"{arg}.item(), which waits for the device",
+        )
+    elif isinstance(view, bool) or (not kind.is_float and not isinstance(view, int)):
+        wanted = "a number" if kind.is_float else "an integer"
+        raise DTypeError(
+            f"{name}: {arg} is {wanted} ({kind.name}), got {got} ({type(view).__name__})"
+        )
 
 
 def _extents(signature: Signature, views: list[Any]) -> dict[str, int]:

@@ -5,13 +5,16 @@ The stages are one flat list, and one can stop after any of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from .arch import DEFAULT_TARGET, arch_of
-from .binding import Bound, bind, default_specialization
+from .binding import Bound, bind, by_position, default_specialization
 from .check import CheckedKernel, check
 from .codegen.emit import generate
 from .codegen.module import PtxModule
@@ -135,13 +138,13 @@ class KernelFunction:
     CUDA arrays launch; NumPy arrays and CPU tensors run on the PTX machine, the same text.
     """
 
-    def __init__(self, function: Callable[..., Any]):
+    def __init__(self, function: Callable[..., Any], names: Mapping[str, Any] | None = None):
+        self.signature: Signature = signature_of(function, names)
         self.function = function
-        self.signature: Signature = signature_of(function)
         self.__name__ = function.__name__
         self.__doc__ = function.__doc__
         self.compiles = 0
-        self._compiled: dict[tuple[str, Specialization], Compiled] = {}
+        self._compiled: dict[tuple[Any, ...], Compiled] = {}
         self._prepared: dict[Any, tuple[Bound, Compiled]] = {}
 
     def __repr__(self) -> str:
@@ -154,7 +157,8 @@ class KernelFunction:
         Raises:
             TileError: whatever rule the kernel breaks, at its line.
         """
-        key = (target, specialization)
+        # 1, 1.0 and True are equal, and may trace differently.
+        key = (target, specialization, *[type(value) for _, value in specialization.params])
         if key not in self._compiled:
             arch = arch_of(target)
             kernel = trace(self.function, self.signature, specialization, arch)
@@ -198,9 +202,11 @@ class KernelFunction:
             TileError: arguments that do not fit, before anything runs; on the PTX machine also
                 races, deadlocks and other findings.
         """
+        if params and len(args) < len(self.signature.args):
+            args, params = by_position(self.signature, args, params)
         views = [self._view(a) for a in args]
         bound, compiled = self._prepare(views, params)
-        bound.check_memory(views, compiled.outputs)
+        bound.check(views, compiled.outputs)
         if bound.empty(compiled.outputs):
             return
         if bound.device == "cpu":
@@ -222,14 +228,16 @@ class KernelFunction:
         views = [self._view(a) for a in args]
         bound = bind(self.signature, views, options)
         compiled = self.specialize(bound.specialization, target)
-        bound.check_memory(views, compiled.outputs)
+        bound.check(views, compiled.outputs)
         if bound.device != "cpu":
             raise ResourceError(f"simulate: wants arrays in CPU memory, got {bound.device}")
         return compiled.simulate(views, **run)
 
     @staticmethod
     def _view(value: Any) -> Any:
-        return value if isinstance(value, bool | int | float) else view(value)
+        if type(value) is ArrayView or isinstance(value, bool | int | float):
+            return value
+        return view(value)
 
     def _prepare(self, views: list[Any], params: dict[str, Any]) -> tuple[Bound, Compiled]:
         key = (
@@ -239,11 +247,11 @@ class KernelFunction:
                 else type(v)
                 for v in views
             ],
-            *params.items(),
+            *[(name, type(value), value) for name, value in params.items()],
         )
         try:
             return self._prepared[key]
-        except KeyError:
+        except (KeyError, TypeError):  # a new call shape, or what `bind` will refuse as unhashable
             pass
         bound = bind(self.signature, views, params)
         compiled = self.specialize(bound.specialization, DEFAULT_TARGET)
@@ -273,6 +281,8 @@ def kernel(function: Callable[..., Any]) -> KernelFunction:
     keyword-only arguments are compile-time parameters. The body is traced at each new
     specialisation; extents are run-time values, so a new shape compiles nothing.
     """
-    return KernelFunction(function)
+    frame = inspect.currentframe()
+    here = frame.f_back if frame is not None else None
+    return KernelFunction(function, here.f_locals if here is not None else None)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from .errors import LayoutError
@@ -15,6 +16,7 @@ from .runtime.arrays import ArrayView, empty, view
 HEAD_DIMS = (32, 64, 128)
 
 
+@lru_cache(maxsize=16)
 def _num_sms(device: str) -> int:
     """SMs of the device; on the CPU, the CTAs the PTX machine runs."""
     if device == "cpu":
@@ -59,6 +61,7 @@ GEMM_CONFIGS = (
 )
 
 
+@lru_cache(maxsize=4096)
 def choose_gemm(m: int, n: int, k: int, sms: int) -> GemmConfig:
     """The configuration whose modelled time is least; ties go to the larger tile."""
     return min(GEMM_CONFIGS, key=lambda c: c.cycles(m, n, k, sms))
@@ -94,7 +97,7 @@ def matmul(a: Any, b: Any, out: Any = None) -> Any:
         out = empty(a, (m, n), left.dtype)
     config = choose_gemm(m, n, k, _num_sms(left.device))
     matmul_kernel(
-        a, b, out, tile_m=config.tile_m, tile_n=config.tile_n, stages=config.stages
+        left, right, out, tile_m=config.tile_m, tile_n=config.tile_n, stages=config.stages
     )
     return out
 
@@ -129,8 +132,11 @@ def attention(
         out[...] = 0
         lse[...] = -math.inf
         return (out, lse) if return_lse else out
-    chosen = dim**-0.5 if scale is None else float(scale)
-    attention_kernel(q, k, v, out, lse, chosen, consumers=2 if dim == 128 else 3)
+    chosen = dim**-0.5 if scale is None else scale
+    consumers = min(2 if dim == 128 else 3, max(1, math.ceil(length / 64)))
+    attention_kernel(
+        query, key, value, out, lse, chosen, consumers=consumers, pingpong=consumers == 3
+    )
     return (out, lse) if return_lse else out
 
 
@@ -148,7 +154,7 @@ def _check_attention(query: ArrayView, key: ArrayView, value: ArrayView) -> None
             hint=f"pad the heads with zeros to {nearest}, and give scale={dim}**-0.5",
         )
     heads, groups = query.shape[1], key.shape[1]
-    if groups == 0 or heads % groups:
+    if heads and (groups == 0 or heads % groups):
         raise LayoutError(
             f"attention: the heads of k and v divide those of q, got {heads} and {groups}"
         )
