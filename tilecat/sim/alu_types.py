@@ -50,6 +50,8 @@ class AluRow:
 
     def bind(self, dst: np.ndarray, srcs: list[np.ndarray]) -> Callable[[], object]:
         """A call without arguments that does the operation on these views."""
+        if isinstance(self.apply, np.ufunc) and self.into:
+            return partial(self.apply, *srcs, out=dst)
         if self.into:
             return partial(self.apply, *srcs, dst)
         return partial(_copy, dst, self.apply, srcs)

@@ -200,9 +200,12 @@ class _Body:
         self.num_scopes = 0
         self.loc: Loc | None = None
         self.pending_table: str | None = None
+        self.current = ""
 
     def fail(self, line: int, text: str, why: str) -> None:
-        raise MachineError(f"parse: line {line}: {why}: {text}")
+        whole = self.current if self.current and self.current != text else ""
+        shown = f"{text}, in: {whole}" if whole else text
+        raise MachineError(f"parse: line {line}: {why}: {shown}", loc=self.loc)
 
     def lookup(self, name: str) -> Reg | None:
         for scope in reversed(self.scopes):
@@ -272,6 +275,7 @@ class _Body:
 
     def statement(self, text: str, line: int) -> None:
         """A directive or an instruction, without its semicolon."""
+        self.current = text
         if text.startswith(".reg"):
             match = re.match(r"\.reg\s+(?:\.v\d\s+)?\.(\w+)\s+(.*)$", text, re.S)
             if not match or ".v" in text.split()[1]:
@@ -366,7 +370,7 @@ def _scan(body: _Body, text: str, start: int, lines: list[int]) -> None:
                 body.module.end_line = line
                 return
             _block(body, char)
-        elif text.startswith(".loc", position):
+        elif re.match(r"\.loc\s", text[position : position + 5]):
             end = text.find("\n", position)
             body.location(text[position:end])
             position = end

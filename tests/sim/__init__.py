@@ -1,0 +1,1 @@
+"""Tests of the PTX machine on hand-written PTX."""
