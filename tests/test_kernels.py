@@ -1,0 +1,91 @@
+"""Every shipped kernel on the PTX machine against float64: right, and without a report."""
+
+import itertools
+
+import numpy as np
+import pytest
+import reference
+from cases import CASES, Case, bases, outside, views
+
+from tilecat import operators
+from tilecat.errors import LayoutError
+from tilecat.kernels import KERNELS, Shape
+from tilecat.kernels.spec import rounding
+
+SEEDS = (0, 1, 2)
+
+
+def expected(case: Case, args: list) -> tuple[reference.Reference, ...]:
+    """References of the outputs, in their order."""
+    if case.kernel == "matmul":
+        return (reference.matmul(args[0], args[1]),)
+    return reference.attention(*args[:3], args[-1])
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_kernel_on_the_machine_is_right_and_clean(case):
+    for seed in SEEDS:
+        arrays = bases(case, seed)
+        args = views(case, arrays)
+        result = case.spec.kernel.simulate(*args, seed=seed, grid=case.grid, **case.options)
+        assert not result.reports, str(result)
+        for index, exact in zip(case.spec.outputs, expected(case, args), strict=True):
+            reference.assert_close(args[index], exact, args[index].dtype)
+            untouched = outside(case, index, arrays[index]).astype(np.float64)
+            assert np.isnan(untouched).all(), "written outside the output"
+
+
+def test_cases_cover_both_kernels_and_every_configuration_a_call_can_choose():
+    assert {case.kernel for case in CASES} == {spec.name for spec in KERNELS}
+    tiles = {(o["tile_m"], o["tile_n"], o["stages"]) for o in _options("matmul")}
+    chosen = {(c.tile_m, c.tile_n, c.stages) for c in operators.GEMM_CONFIGS}
+    assert chosen <= tiles, f"not in CASES: {chosen - tiles}"
+
+
+def _options(kernel: str) -> list[dict]:
+    return [case.options for case in CASES if case.kernel == kernel]
+
+
+@pytest.mark.parametrize("spec", KERNELS, ids=lambda spec: spec.name)
+def test_spec_reference_agrees_with_the_yardstick(spec):
+    args = spec.example({name: min(value, 48) for name, value in spec.small if value > 64}, seed=3)
+    ours = spec.reference(*args)
+    case = Case(spec.name, (1,) * len(spec.small))
+    for mine, exact in zip(ours, expected(case, args), strict=True):
+        np.testing.assert_allclose(mine, exact.value, rtol=1e-12, atol=1e-12)
+    for index, value in zip(spec.outputs, ours, strict=True):
+        assert np.isnan(args[index].astype(np.float64)).all()
+        args[index][...] = value
+    assert spec.error(args) <= rounding("bf16")
+    args[spec.outputs[0]].flat[5] = np.nan
+    assert not spec.error(args) <= 1e9
+
+
+def test_spec_counts_work_and_bytes():
+    gemm, attention = KERNELS
+    cube = gemm.shape("4096^3").extents
+    assert gemm.flops(cube) == 2 * 4096**3 and gemm.num_bytes(cube, 2) == 6 * 4096**2
+    head = attention.shape("D128 B16 N3072").extents
+    assert attention.flops(head) == 4 * 16 * 16 * 3072**2 * 128
+    assert attention.num_bytes(head, 2) == 16 * 16 * 3072 * (4 * 128 * 2 + 4)
+
+
+def test_spec_shapes_are_complete_and_have_a_configuration():
+    for spec in KERNELS:
+        names = [shape.name for shape in spec.shapes]
+        assert len(set(names)) == len(names)
+        for shape in spec.shapes:
+            assert isinstance(shape, Shape) and set(shape.extents) == set(dict(spec.small))
+            assert spec.config(shape.extents).fits(shape.extents)
+        pairs = itertools.combinations(spec.configs, 2)
+        assert all(a.name != b.name for a, b in pairs)
+
+
+def test_spec_errors_name_what_there_is():
+    gemm, attention = KERNELS
+    with pytest.raises(LayoutError, match="no extent Q; has M, N, K"):
+        gemm.example({"Q": 3})
+    with pytest.raises(LayoutError, match="no shape '5\\^3'"):
+        gemm.shape("5^3")
+    with pytest.raises(LayoutError, match="no configuration"):
+        attention.config({"D": 96})
