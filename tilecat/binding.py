@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 from .dtypes import DType, DTypeVar, by_name
@@ -23,10 +23,9 @@ class Bound:
         specialization: what to compile.
         device: "cpu" or "cuda:N".
         extents: by dim name.
-        empties: indices of tensors without elements.
-        integers: index, name and dtype of integer arguments.
         empties: tensor arguments without elements.
         reach: bytes each argument reaches below and above its address; (0, 0) for scalars.
+        numbers: index, name, least and greatest value of the integer arguments.
     """
 
     signature: Signature
@@ -35,6 +34,22 @@ class Bound:
     extents: tuple[tuple[str, int], ...]
     empties: tuple[int, ...]
     reach: tuple[tuple[int, int], ...]
+    numbers: tuple[tuple[int, str, int, int], ...] = ()
+
+    def check(self, views: list[Any], outputs: tuple[int, ...]) -> None:
+        """What may differ between two calls of one shape: numbers and memory.
+
+        Raises:
+            DTypeError: an integer beyond its dtype.
+            LayoutError: a read-only or overlapping output.
+        """
+        for index, arg, low, high in self.numbers:
+            if not low <= views[index] <= high:
+                raise DTypeError(
+                    f"{self.signature.name}: {arg} is an integer from {low} to {high}, "
+                    f"got {arg}={views[index]}"
+                )
+        self.check_memory(views, outputs)
 
     def empty(self, outputs: tuple[int, ...]) -> bool:
         """Whether every output has no element."""
@@ -53,7 +68,15 @@ class Bound:
             if out.readonly:
                 raise LayoutError(
                     f"{self.signature.name}: {self.signature.args[index][0]} is written, "
-                    "got a read-only array"
+                    "got a read-only array",
+                    hint="write to a new array, or to a copy",
+                )
+            if _meets_itself(out.shape, out.strides):
+                raise LayoutError(
+                    f"{self.signature.name}: {self.signature.args[index][0]} is written, and its "
+                    f"elements must lie apart, got shape={tuple(out.shape)}, "
+                    f"strides={tuple(out.strides)} (elements)",
+                    hint="write to a new array",
                 )
             for other, (before, after) in enumerate(self.reach):
                 if other == index or not after:
@@ -70,6 +93,20 @@ class Bound:
             f"other arguments, got memory of {names[1]}",
             hint="write to a new array",
         )
+
+
+@lru_cache(maxsize=1024)
+def _meets_itself(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether elements of one array may share memory: an axis steps less than what it steps over.
+
+    Slices, transposes and padded arrays nest; a broadcast or sliding-window view does not.
+    """
+    reach = 1
+    for stride, extent in sorted((abs(s), n) for s, n in zip(strides, shape, strict=True) if n > 1):
+        if stride < reach:
+            return True
+        reach += stride * (extent - 1)
+    return False
 
 
 def _reach(view: Any) -> tuple[int, int]:
@@ -114,7 +151,32 @@ def bind(signature: Signature, views: list[Any], params: dict[str, Any]) -> Boun
         tuple(extents.items()),
         empties,
         tuple(_reach(v) for v in views),
+        tuple(
+            (i, arg, *RANGES[kind.name])
+            for i, (arg, kind) in enumerate(signature.args)
+            if isinstance(kind, DType) and not kind.is_float
+        ),
     )
+
+
+def by_position(
+    signature: Signature, args: tuple[Any, ...], params: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Run-time arguments given by name take their positions; the parameters are left.
+
+    Raises:
+        LayoutError: an argument is missing.
+    """
+    left, found = dict(params), list(args)
+    for name, _ in signature.args[len(args) :]:
+        if name not in left:
+            raise LayoutError(
+                f"{signature.name}: missing argument {name}, got {len(args)} by position"
+                + (f" and {', '.join(params)}" if params else ""),
+                hint=signature.describe(),
+            )
+        found.append(left.pop(name))
+    return tuple(found), left
 
 
 def _check_kind(name: str, arg: str, kind: GlobalType | DType, view: Any) -> None:

@@ -237,7 +237,7 @@ class KernelFunction:
     def _view(value: Any) -> Any:
         if type(value) is ArrayView or isinstance(value, bool | int | float):
             return value
-        return view(value)
+        return value.item() if isinstance(value, np.generic) else view(value)
 
     def _prepare(self, views: list[Any], params: dict[str, Any]) -> tuple[Bound, Compiled]:
         key = (

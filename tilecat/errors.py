@@ -58,10 +58,20 @@ def _column(code: CodeType, lasti: int) -> int:
     return 0
 
 
+def is_user_frame(frame: FrameType) -> bool:
+    """Whether a frame runs the user's code; methods that `dataclasses` made for ours do not."""
+    path = frame.f_code.co_filename
+    if path.startswith("<"):
+        module = str(frame.f_globals.get("__name__", ""))
+        if module.startswith("tilecat.") and not module.startswith("tilecat.kernels."):
+            return False
+    return is_user_file(path)
+
+
 def user_frame(boundary: CodeType | None = None) -> FrameType | None:
     """The innermost frame on the stack whose file is the user's, up to a boundary."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not is_user_file(frame.f_code.co_filename):
+    while frame is not None and not is_user_frame(frame):
         if frame.f_code is boundary:
             return None
         frame = frame.f_back

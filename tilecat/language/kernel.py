@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
+from types import CellType, FunctionType
 from typing import Any
+
+import numpy as np
 
 from ..arch import Arch
 from ..builder import Builder
 from ..dtypes import DType, DTypeVar
-from ..errors import DTypeError, Loc, ScopeError
+from ..errors import DTypeError, Loc, ScopeError, TileError
 from ..ir import Block, Kernel, ScalarArg, TensorArg
 from ..ops.scalar import ScalarArgument
 from ..tiles import GlobalType
@@ -53,35 +56,88 @@ class Signature:
         return f"{self.name}({args}; {params})"
 
 
-def signature_of(function: Callable[..., Any]) -> Signature:
+def signature_of(
+    function: Callable[..., Any], names: Mapping[str, Any] | None = None
+) -> Signature:
     """Reads a kernel's signature.
 
+    Args:
+        function: the kernel.
+        names: names its annotations may use beside its globals: locals where it is defined.
+
     Raises:
+        ScopeError: not a plain function, or arguments a kernel cannot have.
         DTypeError: an argument without a type, or of a type a kernel cannot take.
     """
+    _check_plain(function)
     code = function.__code__
     loc = Loc(code.co_filename, code.co_firstlineno)
-    closure = inspect.getclosurevars(function)
-    spaces = {**closure.builtins, **function.__globals__, **closure.nonlocals}
-    hints = inspect.get_annotations(function, globals=spaces, eval_str=True)
+    hints = _hints(function, names or {}, loc)
     args: list[tuple[str, GlobalType | DType]] = []
     params: list[tuple[str, Any]] = []
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
             params.append((name, parameter.default))
             continue
-        kind = hints.get(name)
-        scalar = isinstance(kind, DType) and kind.name in ("f32", "s32", "u32")
-        if not isinstance(kind, GlobalType) and not scalar:
-            raise DTypeError(
-                f"kernel {function.__name__}: argument {name} is a tensor (gl[...]) or a scalar "
-                f"(f32, s32, u32), got {name}: {kind!r}",
+        starred = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        if starred or parameter.default is not parameter.empty:
+            raise ScopeError(
+                f"kernel {function.__name__}: run-time arguments are named and have no default, "
+                f"got {parameter}",
                 loc=loc,
-                hint='A: tc.gl[tc.bf16, "M", "K"]; compile-time parameters go after `*`',
+                hint="compile-time parameters, which may have one, go after `*`",
             )
-        assert isinstance(kind, GlobalType | DType), "checked above"
-        args.append((name, kind))
+        args.append((name, _kind_of(function.__name__, name, hints.get(name), loc)))
     return Signature(function.__name__, tuple(args), tuple(params), loc)
+
+
+def _check_plain(function: Callable[..., Any]) -> None:
+    made = f"{function!r} ({type(function).__name__})"
+    if not isinstance(function, FunctionType):
+        raise ScopeError(f"kernel: decorates a Python function, got {made}", hint="@tc.kernel")
+    if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
+        raise ScopeError(f"kernel: a plain function, without yield and async, got {made}")
+
+
+def _hints(function: Callable[..., Any], names: Mapping[str, Any], loc: Loc) -> dict[str, Any]:
+    """Annotations, evaluated where they are strings (`from __future__ import annotations`)."""
+    assert isinstance(function, FunctionType), "checked before"
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    closed = {name: cell.cell_contents for name, cell in cells if _is_filled(cell)}
+    try:
+        return inspect.get_annotations(
+            function, globals=function.__globals__, locals={**names, **closed}, eval_str=True
+        )
+    except TileError:
+        raise
+    except Exception as error:
+        raise DTypeError(
+            f"kernel {function.__name__}: its annotations cannot be read: "
+            f"{type(error).__name__}: {error}",
+            loc=loc,
+            hint='A: tc.gl[tc.bf16, "M", "K"], of names known where the kernel is defined',
+        ) from error
+
+
+def _is_filled(cell: CellType) -> bool:
+    try:
+        _ = cell.cell_contents
+    except ValueError:
+        return False
+    return True
+
+
+def _kind_of(kernel: str, name: str, kind: Any, loc: Loc) -> GlobalType | DType:
+    if isinstance(kind, GlobalType):
+        return kind
+    if isinstance(kind, DType) and kind.name in ("f32", "s32", "u32"):
+        return kind
+    raise DTypeError(
+        f"kernel {kernel}: argument {name} is a tensor (gl[...]) or a scalar (f32, s32, u32), "
+        f"got {name}: {kind!r}",
+        loc=loc,
+        hint='A: tc.gl[tc.bf16, "M", "K"]; compile-time parameters go after `*`',
+    )
 
 
 @dataclass(frozen=True)
@@ -115,25 +171,35 @@ class Specialization:
 
 
 def complete_params(signature: Signature, given: dict[str, Any]) -> dict[str, Any]:
-    """Defaults filled in.
+    """Defaults filled in; NumPy's numbers as Python's.
 
     Raises:
-        ScopeError: unknown or missing parameters.
+        ScopeError: unknown or missing parameters, or values that cannot be compared later.
     """
     known = dict(signature.params)
     unknown = [n for n in given if n not in known]
     if unknown:
         raise ScopeError(
-            f"{signature.name}: unknown compile-time parameter, got {unknown[0]}={given[unknown[0]]!r}",
+            f"{signature.name}: unknown compile-time parameter, got {unknown[0]}=",
             hint=f"{signature.name} takes {', '.join(known) or 'none'}",
         )
-    merged = {**known, **given}
+    merged = {
+        name: value.item() if isinstance(value, np.generic) else value
+        for name, value in {**known, **given}.items()
+    }
     missing = [n for n, v in merged.items() if v is inspect.Parameter.empty]
     if missing:
         raise ScopeError(
             f"{signature.name}: missing compile-time parameter {missing[0]}",
             hint=f"{signature.describe()}",
         )
+    for name, value in merged.items():
+        if not isinstance(value, Hashable):
+            raise ScopeError(
+                f"{signature.name}: a compile-time parameter is hashable, "
+                f"got {name}={value!r} ({type(value).__name__})",
+                hint="a number, a string, a dtype or a tuple of them",
+            )
     return merged
 
 
@@ -157,7 +223,13 @@ def trace(
                 handles.append(GlobalTensor(arg))
             else:
                 handles.append(Scalar(builder.add(ScalarArgument(arg)).result))
-        function(*handles, **dict(specialization.params))
+        result = function(*handles, **dict(specialization.params))
+        if result is not None:
+            raise ScopeError(
+                f"{signature.name}: a kernel returns nothing, got {result!r}",
+                loc=signature.loc,
+                hint="write results to a tensor argument",
+            )
         for finalize in builder.finalizers:
             finalize()
         builder.check_unbroken()

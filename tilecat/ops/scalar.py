@@ -300,7 +300,8 @@ class Select(Op):
         """The operands' dtype; s32 for two Python ints, f32 for floats."""
         if common_dtype("select", self.p) != dtypes.pred:
             raise DTypeError(
-                f"select: the first operand is a condition, got {self.p!r}", hint="select(a < b, a, b)"
+                f"select: the first operand is a condition, got {self.p!r}",
+                hint="tc.select(a < b, a, b)",
             )
         if not isinstance(self.a, Value) and not isinstance(self.b, Value):
             is_float = isinstance(self.a, float) or isinstance(self.b, float)

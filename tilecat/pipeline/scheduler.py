@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ..errors import LayoutError
 from ..language.scalars import binary, minimum_of, named
 
 
@@ -73,6 +74,8 @@ def grouped(rows_total: Any, cols: Any, *, rows: int = 8) -> Schedule:
         cols: block columns.
         rows: block rows of a group; 1 is row-major.
     """
+    if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
+        raise LayoutError(f"grouped: rows is a compile-time int from 1 up, got rows={rows!r}")
     if rows == 1:
         return row_major(rows_total, cols)
 
