@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
-from tilecat.cli import main
+import tilecat as tc
+from tilecat.cli import demo, main
 from tilecat.codegen.module import ExtentParam, PointerParam, ScalarParam, TensorMapParam
+from tilecat.kernels import KERNELS
 from tilecat.kernels.gemm import matmul
 
 ADD = """
@@ -276,6 +281,22 @@ def test_gpu_commands_say_what_is_missing(monkeypatch):
 def test_demo_without_the_source_tree_says_so(monkeypatch, tmp_path):
     monkeypatch.setattr("tilecat.cli.demo.EXAMPLE", tmp_path / "none.py")
     assert "part of the source tree" in call("demo", code=1)
+
+
+def test_demo_shows_each_variant_that_ran(monkeypatch, tmp_path):
+    monkeypatch.setenv("TILECAT_CACHE_DIR", str(tmp_path))
+    spec = replace(KERNELS[0], kernel=tc.kernel(matmul.function))
+    monkeypatch.setattr(demo, "KERNELS", (spec,))
+    a, b, c = np.ones((70, 64), np.float16), np.ones((40, 64), np.float16), np.ones((70, 40))
+    spec.kernel(a, b.T, c.astype(np.float16), tile_m=64, tile_n=64, stages=2)
+    out = Console(record=True, width=120, file=io.StringIO())
+    demo.show_kernels(out)
+    text = out.export_text()
+    assert "matmul f16: tile_m=64, tile_n=64" in text and "B transposed" in text
+    assert "a: 2 stages of 1 x f16 64x64, 8,192 bytes" in text
+    assert "4 x wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16" in text
+    assert "stmatrix" in text and ": 1-way" in text
+    assert "matmul(" in (tmp_path / "ptx" / "matmul-0.sm_90a.ptx").read_text()
 
 
 @pytest.mark.gpu

@@ -12,8 +12,8 @@ from rich.text import Text
 
 from ..driver import Compiled, KernelFunction
 from ..errors import ResourceError
+from ..ir import TensorArg
 from ..kernels import KERNELS, KernelSpec
-from ..language.kernel import Specialization
 from ..runtime.arrays import view
 from ..sim import Result
 from . import find, report
@@ -35,21 +35,24 @@ Exit code: 0 if every embedding's cosine with the reference is at least 0.999, e
 """
 
 
-def variants(kernel: KernelFunction) -> list[tuple[Specialization, Compiled]]:
+def variants(kernel: KernelFunction) -> list[Compiled]:
     """What has been compiled of a kernel in this process."""
-    return [(spec, compiled) for (_, spec), compiled in kernel._compiled.items()]
+    return list(kernel._compiled.values())
 
 
-def sample_run(spec: KernelSpec, wanted: Specialization, compiled: Compiled) -> Result:
+def tensors(compiled: Compiled) -> list[TensorArg]:
+    """The tensor arguments of a variant, in order."""
+    return [arg for arg in compiled.kernel.args if isinstance(arg, TensorArg)]
+
+
+def sample_run(spec: KernelSpec, compiled: Compiled) -> Result:
     """A small problem for one variant, on the PTX machine, for its bank conflicts."""
-    small = dict(spec.small)
-    shape = {name: value for name, value in wanted.params if name in small}
-    args = spec.example(shape, dtype=wanted.tensors[0].dtype)
-    rows = iter(wanted.tensors)
-    placed = [
-        _placed(arg, next(rows).order) if isinstance(arg, np.ndarray) else arg for arg in args
-    ]
-    return compiled.simulate([view(a) if isinstance(a, np.ndarray) else a for a in placed])
+    small, params = dict(spec.small), compiled.kernel.params
+    shape = {name: value for name, value in params.items() if name in small}
+    args: list[Any] = spec.example(shape, dtype=tensors(compiled)[0].type.dtype.name)
+    for tensor in tensors(compiled):
+        args[tensor.index] = view(_placed(args[tensor.index], tensor.order))
+    return compiled.simulate(args)
 
 
 def _placed(array: np.ndarray, order: str) -> np.ndarray:
@@ -59,22 +62,22 @@ def _placed(array: np.ndarray, order: str) -> np.ndarray:
     return np.ascontiguousarray(array.swapaxes(-1, -2)).swapaxes(-1, -2)
 
 
-def _label(spec: KernelSpec, wanted: Specialization) -> str:
+def label(spec: KernelSpec, compiled: Compiled) -> str:
     """The kernel with its parameters, and which arrays are transposed or out of TMA's reach."""
-    words = [f"{name}={value}" for name, value in wanted.params]
-    for (_, name, _), tensor in zip(spec.kernel.signature.tensors, wanted.tensors, strict=True):
-        words += [f"{name} transposed"] if tensor.order == "col" else []
-        words += [] if tensor.tma else [f"{name} without TMA"]
-    return f"{spec.name} {wanted.tensors[0].dtype}: {', '.join(words)}"
+    words = [f"{name}={value}" for name, value in compiled.kernel.params.items()]
+    for tensor in tensors(compiled):
+        words += [f"{tensor.name} transposed"] if tensor.order == "col" else []
+        words += [] if tensor.tma else [f"{tensor.name} without TMA"]
+    return f"{spec.name} {tensors(compiled)[0].type.dtype.name}: {', '.join(words)}"
 
 
 def show_kernels(out: Console) -> None:
     """Facts of every kernel variant that ran."""
     for spec in KERNELS:
-        for number, (wanted, compiled) in enumerate(variants(spec.kernel)):
+        for number, compiled in enumerate(variants(spec.kernel)):
             path = report.save_ptx(compiled.module, f"{spec.name}-{number}")
-            result = sample_run(spec, wanted, compiled)
-            report.show(out, _label(spec, wanted), compiled, [result], path)
+            result = sample_run(spec, compiled)
+            report.show(out, label(spec, compiled), compiled, [result], path)
             out.print()
             for item in result.reports:
                 out.print(Text(str(item), "red"), soft_wrap=True)
