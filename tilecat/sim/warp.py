@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tilecat.sim.conflicts import Pattern, matrix_wavefronts
-from tilecat.sim.fibers import Fiber, whole_warps
+from tilecat.sim.fibers import Fiber, cut, whole_warps
 from tilecat.sim.memory import check_overlap, observe, shared_cta
 from tilecat.sim.parse import Imm, Instruction, Mem, Pair, Reg
 from tilecat.sim.program import refuse
@@ -104,13 +104,12 @@ def _ldmatrix(machine: Machine, fiber: Fiber, item: Instruction):
 
 
 # ---- shuffles and votes
-def _member_mask(machine: Machine, fiber: Fiber, item: Instruction, operand: object) -> int:
-    return int(machine.value(item, operand, fiber.lo)) & 0xFFFFFFFF
-
-
 def _gathered(machine: Machine, fiber: Fiber, item: Instruction, operand: object):
-    mask = _member_mask(machine, fiber, item, operand)
-    return whole_warps(machine, fiber, item, mask)
+    """Wait for the threads of the member mask; groups with masks of their own go apart."""
+    masks = machine.values(item, operand, "u32", fiber.lo, fiber.hi)
+    if (masks != masks[0]).any():
+        return cut(machine, fiber, masks.astype(np.int64))
+    return whole_warps(machine, fiber, item, int(masks[0]))
 
 
 def _shfl(machine: Machine, fiber: Fiber, item: Instruction):
