@@ -50,11 +50,8 @@ def _epilogue() -> str:
     return "\n".join(lines)
 
 
-def text(source: bool = False) -> str:
-    """The kernel; with `source`, `.loc` lines name user.py."""
-    loc = (lambda line: f".loc 1 {line} 5\n") if source else (lambda line: "")
-    return f"""{HEAD}{'.file 1 "user.py"' if source else ""}
-.extern .shared .align 1024 .b8 smem[];
+def _start(loc) -> str:
+    return f""".extern .shared .align 1024 .b8 smem[];
 .visible .entry gemm(.param .align 64 .b8 mapA[128], .param .align 64 .b8 mapB[128],
   .param .align 64 .b8 mapC[128], .param .u32 pK)
 .maxntid 256, 1, 1
@@ -78,7 +75,11 @@ mov.u32 %r12, 0; mov.u32 %r10, 0; mov.u32 %r11, 0;
 setp.lt.u32 %p2, %r2, 128; @%p2 bra CONSUMER;
 setp.ne.u32 %p1, %r2, 128; @%p1 bra END;
 mov.u32 %r11, 1;
-LOAD:
+"""
+
+
+def _producer(loc) -> str:
+    return f"""LOAD:
 mad.lo.u32 %r13, %r10, 8, %r5; mad.lo.u32 %r14, %r10, 8, %r6;
 mad.lo.u32 %r15, %r10, {STAGE}, %r4; add.u32 %r16, %r15, {TILE}; shl.b32 %r17, %r12, 6;
 {loc(10)}{_wait("%r14", "%r11", "FREE")}
@@ -90,7 +91,11 @@ mad.lo.u32 %r15, %r10, {STAGE}, %r4; add.u32 %r16, %r15, {TILE}; shl.b32 %r17, %
 add.u32 %r10, %r10, 1; setp.eq.u32 %p3, %r10, 2; @%p3 mov.u32 %r10, 0; @%p3 xor.b32 %r11, %r11, 1;
 add.u32 %r12, %r12, 1; setp.lt.u32 %p3, %r12, %r1; @%p3 bra LOAD;
 bra END;
-CONSUMER:
+"""
+
+
+def _consumer(loc) -> str:
+    return f"""CONSUMER:
 setp.eq.u32 %p4, %r2, 0;
 MAIN:
 mad.lo.u32 %r13, %r10, 8, %r5; mad.lo.u32 %r14, %r10, 8, %r6; mad.lo.u32 %r15, %r10, {STAGE}, %r4;
@@ -117,6 +122,13 @@ END:
 ret;
 }}
 """
+
+
+def text(source: bool = False) -> str:
+    """The kernel; with `source`, `.loc` lines name user.py."""
+    loc = (lambda line: f".loc 1 {line} 5\n") if source else (lambda line: "")
+    file = '.file 1 "user.py"\n' if source else "\n"
+    return HEAD + file + _start(loc) + _producer(loc) + _consumer(loc)
 
 
 TABLE = AddressTable(

@@ -59,10 +59,14 @@ def random(rng, shape, kind: str) -> np.ndarray:
     if kind in ("s8", "u8"):
         low = 0 if kind == "u8" else -128
         return rng.integers(low, low + 256, shape).astype(DTYPES[kind])
-    values = (rng.standard_normal(shape) * 2).astype(DTYPES[kind])
+    return (rng.standard_normal(shape) * 2).astype(DTYPES[kind])
+
+
+def seen(values: np.ndarray, kind: str) -> np.ndarray:
+    """What the tensor core sees: of tf32 only 10 mantissa bits, the rest is ignored."""
     if kind == "tf32":
         values = (values.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
-    return values
+    return values.astype(np.float64)
 
 
 def multiply(n: int, kinds_: tuple[str, str, str], *, swizzle: int = 128, majors=(True, True),
@@ -120,7 +124,7 @@ wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0;
     text = kernel(body, ".param .u64 mem, .param .u64 out, .param .u64 words", 128)
     result = run(text, pointers(memory, out, a_words), **options)
     return result, fragment(out, n, d_kind), signs[0] * signs[1] * (
-        a.astype("f8") @ b.astype("f8").T)  # fmt: skip
+        seen(a, a_kind) @ seen(b, b_kind).T)  # fmt: skip
 
 
 def fragment(out: np.ndarray, n: int, kind: str) -> np.ndarray:

@@ -13,7 +13,7 @@ from tilecat.sim.fibers import Fiber, cut, whole_warps
 from tilecat.sim.mbarrier import MBarrier
 from tilecat.sim.parse import Imm, Instruction
 from tilecat.sim.program import refuse
-from tilecat.sim.table import BLOCK, NEXT, Row
+from tilecat.sim.table import AGAIN, BLOCK, NEXT, Row
 
 if TYPE_CHECKING:
     from tilecat.sim.core import Machine
@@ -220,9 +220,7 @@ def _nothing(machine: Machine, fiber: Fiber, item: Instruction) -> None:
 
 def _sleep(machine: Machine, fiber: Fiber, item: Instruction) -> int:
     """nanosleep: 9.7.18.1. Others run first."""
-    fiber.pc += 1
-    machine._poll(fiber, item)
-    return 2
+    return AGAIN
 
 
 def _trap(machine: Machine, fiber: Fiber, item: Instruction) -> None:

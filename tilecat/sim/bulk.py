@@ -468,6 +468,8 @@ _DIMS = "(.1d,.2d,.3d,.4d,.5d)"
 _BYTES = ".mbarrier::complete_tx::bytes"
 _OPS = "(.add,.min,.max,.and,.or,.xor)"
 _HINT = "{.L2::cache_hint}"
+_REDUCE = f"cp.reduce.async.bulk.global.shared::cta.bulk_group{_HINT}"
+_TO_SHARED = "(.shared::cluster,.shared::cta).global"
 TABLE = (
     Row(f"cp.async.bulk.tensor{_DIMS}(.shared::cluster,.shared::cta).global{{.tile}}{_BYTES}"
         f"{{.multicast::cluster}}{_HINT}", "m m m r? r?", _tensor_load, "9.7.9.27.1.2",
@@ -476,15 +478,15 @@ TABLE = (
         _tensor_store, "9.7.9.27.1.2", decode=_decode_store),
     Row(f"cp.reduce.async.bulk.tensor{_DIMS}.global.shared::cta{_OPS}{{.tile}}.bulk_group{_HINT}",
         "m m r?", _tensor_store, "9.7.9.27.1.3", decode=_decode_store),
-    Row(f"cp.async.bulk(.shared::cluster,.shared::cta).global{_BYTES}{{.multicast::cluster}}{_HINT}",
+    Row(f"cp.async.bulk{_TO_SHARED}{_BYTES}{{.multicast::cluster}}{_HINT}",
         "m m r m r? r?", _flat_load, "9.7.9.25.4.1", decode=_decode_load),
     Row(f"cp.async.bulk.shared::cluster.shared::cta{_BYTES}", "m m r m", _push, "9.7.9.25.4.1"),
     Row(f"cp.async.bulk.global.shared::cta.bulk_group{_HINT}", "m m r r?", _flat_store,
         "9.7.9.25.4.1", decode=_decode_store),
-    Row(f"cp.reduce.async.bulk.global.shared::cta.bulk_group{_HINT}{_OPS}"
+    Row(f"{_REDUCE}{_OPS}"
         "(.u32,.s32,.u64,.s64,.f32,.f64,.b32,.b64)", "m m r r?", _flat_store, "9.7.9.25.4.2",
         decode=_decode_store),
-    Row(f"cp.reduce.async.bulk.global.shared::cta.bulk_group{_HINT}(.add.noftz,.min,.max)(.f16,.bf16)",
+    Row(f"{_REDUCE}(.add.noftz,.min,.max)(.f16,.bf16)",
         "m m r r?", _flat_store, "9.7.9.25.4.2", decode=_decode_store),
     Row("cp.async.bulk.commit_group", "", _commit, "9.7.9.25.3.1"),
     Row("cp.async.bulk.wait_group{.read}", "i", _wait_group, "9.7.9.25.3.2", decode=_decode_wait),

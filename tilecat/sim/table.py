@@ -63,7 +63,7 @@ class Row:
                 out.append(re.escape(part))
         return re.compile("".join(out))
 
-    @property
+    @cached_property
     def family(self) -> str:
         """First word of the opcode."""
         return re.match(r"\w+", self.pattern)[0]
