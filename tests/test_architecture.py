@@ -269,6 +269,13 @@ def test_environment_page_lists_every_variable():
     assert documented == set(re.findall(r"\bTILECAT_[A-Z_]+\b", source))
 
 
+def test_machine_page_lists_every_kind_of_report():
+    page = (ROOT / "docs" / "machine.md").read_text(encoding="utf-8")
+    source = "".join(p.read_text(encoding="utf-8") for p in python_files(PACKAGE / "sim"))
+    kinds = set(re.findall(r"\b(?:fault|report|add)\(\s*\"([a-z-]+)\"", source)) | {"fence", "race"}
+    assert set(re.findall(r"^\| `([a-z-]+)`", page, re.M)) == kinds
+
+
 IMPORT_PROBE = """
 import sys, time
 start = time.process_time()  # not of the clock on the wall: other tests run beside this one
