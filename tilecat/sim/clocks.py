@@ -122,6 +122,8 @@ class Shadow:
         self.fine_base = np.full(self.num_chunks, -1)
         self.is_fine = np.zeros(self.num_chunks, bool)
         self.on_conflict: Callable | None = None
+        self.on_barrier: Callable | None = None
+        self.barriers = np.zeros(self.num_chunks, bool)  # chunks with a live mbarrier
         self.dirty = True
         self.reset()
 
@@ -144,6 +146,8 @@ class Shadow:
             self.is_fine[:] = False
         self.dirty = False
         self.any_fine = False
+        self.barriers[:] = False
+        self.any_barrier = False
         self.atomic_pcs: set[int] = set()
         self.used = self.num_chunks
         self.reader_row: dict[int, int] = {}
@@ -237,7 +241,23 @@ class Shadow:
         writer = int(self.writer[cell])
         self.on_conflict(self, cell, agent, writer, pc, int(self.write_pc[cell]), kind, note)
 
+    def mark_barriers(self, offsets: list[int]) -> None:
+        """Where mbarriers are live: nothing else may write there."""
+        self.barriers[:] = False
+        self.barriers[[offset // CHUNK_BYTES for offset in offsets]] = True
+        self.any_barrier = bool(offsets)
+
+    def _check_barriers(self, cells, pc: int) -> None:
+        start = self.address[cells]
+        hit = self.barriers[start // CHUNK_BYTES]
+        if hit.any():
+            index = np.arange(cells.start, cells.stop) if isinstance(cells, slice) else cells
+            width = np.where(index < self.num_chunks, CHUNK_BYTES, 1)
+            self.on_barrier(self, start[hit], width[hit], pc)
+
     def _record_write(self, cells, agent, time, by_async: bool, pc: int) -> None:
+        if self.any_barrier:
+            self._check_barriers(cells, pc)
         self.writer[cells] = agent
         self.time[cells] = time
         self.by_async[cells] = by_async

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import NoReturn
 
 import numpy as np
 
 from tilecat.addresses import AddressTable
-from tilecat.sim import barriers, bulk, cp_async, tensormap, wgmma
+from tilecat.sim import barriers, bulk, cp_async, mbarrier, tensormap, wgmma
 from tilecat.sim.clocks import Clocks, Shadow
 from tilecat.sim.fibers import Fiber, arrive, cut, diverge, merge
 from tilecat.sim.global_memory import GlobalMemory
@@ -76,6 +77,7 @@ class Machine:
         self.shadows = [Shadow(self.clocks, self.shared_bytes, cta) for cta in range(self.ctas)]
         for shadow in self.shadows:
             shadow.on_conflict = self.conflict
+            shadow.on_barrier = partial(mbarrier.overwritten, self)
 
     def _layout_shared(self, smem_bytes: int) -> None:
         """Static variables, then the dynamic array. PTX ISA 5.1.7."""

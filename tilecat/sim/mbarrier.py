@@ -12,9 +12,11 @@ from tilecat.sim.report import OFFSET_MASK, RANK_SHIFT
 from tilecat.sim.table import AGAIN, BLOCK, NEXT, Row
 
 if TYPE_CHECKING:
+    from tilecat.sim.clocks import Shadow
     from tilecat.sim.core import Machine
 
 MAX_COUNT = (1 << 20) - 1
+BYTES = 8
 _HINT_RUNS_OUT = 0.05
 
 
@@ -116,6 +118,7 @@ def _init(machine: Machine, fiber: Fiber, item: Instruction) -> None:
         if old is not None and (old.waiters or old.bytes):
             machine.report("mbarrier", item, f"init of {old.state(machine)}, which is in use")
         machine.mbarriers[key] = MBarrier(machine, key, count, thread // 32, item.pc)
+        _mark(machine, key[0])
 
 
 def _inval(machine: Machine, fiber: Fiber, item: Instruction) -> None:
@@ -124,6 +127,24 @@ def _inval(machine: Machine, fiber: Fiber, item: Instruction) -> None:
         if barrier.waiters or barrier.bytes:
             machine.report("mbarrier", item, f"inval of {barrier.state(machine)}, which is in use")
         del machine.mbarriers[barrier.key]
+        _mark(machine, barrier.key[0])
+        if machine.races:  # the bytes may be used for anything, after this
+            shadow, offset = machine.shadows[barrier.key[0]], barrier.key[1]
+            cells = shadow.byte_cells(np.arange(offset, offset + BYTES))
+            shadow.generic_write(cells, np.full(BYTES, thread // 32), item.pc)
+
+
+def _mark(machine: Machine, cta: int) -> None:
+    offsets = [offset for owner, offset in machine.mbarriers if owner == cta]
+    machine.shadows[cta].mark_barriers(offsets)
+
+
+def overwritten(machine: Machine, shadow: Shadow, start, width, pc: int) -> None:
+    """Something writes bytes [start, start + width) near live mbarriers. 9.7.13.15.10."""
+    for (cta, offset), barrier in machine.mbarriers.items():
+        if cta == shadow.cta and ((start < offset + BYTES) & (start + width > offset)).any():
+            message = f"a write over {barrier.name(machine)}, which has not been invalidated"
+            machine.report("mbarrier", pc, message, barrier.init_pc)
 
 
 def _arrive(machine: Machine, fiber: Fiber, item: Instruction) -> None:
