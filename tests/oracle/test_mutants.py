@@ -1,0 +1,52 @@
+"""Foreign kernels with one instruction deleted: the machine says what is missing."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from .cases import CASES
+from .test_oracle import FOLDER, run_case
+
+BY_NAME = {case.name: case for case in CASES}
+# Case, instruction, which of its occurrences, kinds of report of which one must come.
+MUTANTS = (
+    ("gemm_bf16", r"fence\.proxy\.tensormap", 0, {"fence"}),
+    ("gemm_bf16", r"fence\.proxy\.tensormap", 2, {"fence"}),
+    ("gemm_bf16", r"tensormap\.cp_fenceproxy", 1, {"tensormap"}),
+    ("gemm_bf16", r"tensormap\.replace\.tile\.box_dim", 0, {"tensormap"}),
+    ("gemm_bf16", r"tensormap\.replace\.tile\.global_address", 2, {"tensormap"}),
+    ("gemm_bf16", r"fence\.proxy\.async", 1, {"fence"}),
+    ("gemm_bf16", r"wgmma\.wait_group\.sync\.aligned 1", 0, {"race", "wgmma"}),
+    ("gemm_bf16", r"wgmma\.fence", 0, {"wgmma"}),
+    ("attention", r"mbarrier\.inval", 0, {"mbarrier"}),
+    ("attention", r"fence\.proxy\.async", 1, {"fence"}),
+    ("gemm_specialized", r"mbarrier\.arrive\.shared", 0, {"deadlock"}),
+    ("pointer_f16", r"cp\.async\.wait_group", 0, {"race", "uninitialised"}),
+    ("pointer_f16", r"fence\.proxy\.async", 0, {"fence"}),
+    ("mma_f16", r"cp\.async\.commit_group", 2, {"race", "uninitialised"}),
+    ("softmax", r"bar\.sync", 0, {"race", "uninitialised"}),
+    ("histogram", r"bar\.sync", 0, {"race"}),
+    ("gemm_cluster", r"barrier\.cluster\.arrive", 0, {"barrier", "deadlock"}),
+)
+
+
+def without(text: str, pattern: str, occurrence: int) -> str:
+    """The text without one instruction."""
+    lines = text.split("\n")
+    instruction = re.compile(rf"^\s*(@!?%\w+\s+)?{pattern}")
+    found = [number for number, line in enumerate(lines) if instruction.match(line)]
+    del lines[found[occurrence]]
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("name", "pattern", "occurrence", "kinds"), MUTANTS,
+    ids=[f"{name}-{pattern.replace(chr(92), '')}-{n}" for name, pattern, n, _ in MUTANTS],
+)  # fmt: skip
+def test_deleted_instruction_is_reported(name, pattern, occurrence, kinds):
+    text = without((FOLDER / f"{name}.ptx").read_text(), pattern, occurrence)
+    result, _, _ = run_case(BY_NAME[name], 0, text)
+    found = {report.kind for report in result.reports}
+    assert found & kinds, f"{found}: {result}"
