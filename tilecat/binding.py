@@ -65,6 +65,8 @@ class Bound:
             out = views[index]
             below, above = self.reach[index]
             low, high = out.ptr - below, out.ptr + above
+            if index in self.empties:
+                continue
             if out.readonly:
                 raise LayoutError(
                     f"{self.signature.name}: {self.signature.args[index][0]} is written, "

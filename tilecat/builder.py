@@ -14,6 +14,11 @@ from .ir import Block, Kernel, Op, Scope, Value
 
 _ASSIGNED = re.compile(r"\s*([A-Za-z_]\w*)\s*(?:\+|-|\*|/)?=(?!=)[\s(]*", re.ASCII)
 _STACK: list[Builder] = []
+_WHERE = {
+    Scope.WARPGROUP: "in a consumer's hole of a pipeline, or in a tc.warpgroup block",
+    Scope.THREAD: "in a tc.one_thread block, or in a load hole of a pipeline",
+    Scope.CTA: "outside pipelines and blocks",
+}
 
 
 class Builder:
@@ -120,16 +125,16 @@ class Builder:
         if op.scopes and self.scope not in op.scopes:
             wanted = " or ".join(s.value for s in op.scopes)
             raise ScopeError(
-                f"{op_name(op)}: must be executed by a {wanted}, got scope={self.scope.value}",
+                f"{op.label}: must be executed by a {wanted}, got scope={self.scope.value}",
                 loc=op.loc,
-                hint=f"call it where a {wanted} runs: in a consumer's hole of the pipeline",
+                hint=f"call it where a {wanted} runs: {_WHERE[op.scopes[0]]}",
             )
 
     def _check_visible(self, op: Op, value: Value) -> None:
         if value.block is not None and not self.block.inside(value.block):
             made = f" (made at {value.loc})" if value.loc else ""
             raise ScopeError(
-                f"{op_name(op)}: uses a value made inside a tc.range or tc.when that has "
+                f"{op.label}: uses a value made inside a tc.range or tc.when that has "
                 f"ended, got {value!r}{made}",
                 loc=op.loc,
                 hint="make the tile before the block, or a tc.var, and write to it inside",
@@ -146,11 +151,6 @@ def assigned_name(loc: Loc | None) -> str:
     if loc is None or match is None:
         return ""
     return match[1] if loc.col in (0, match.start(1), match.end()) else ""
-
-
-def op_name(op: Op) -> str:
-    """The op's name as users write it: CamelCase to snake_case."""
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(op).__name__).lower()
 
 
 def current() -> Builder:

@@ -7,6 +7,7 @@ them. Every op knows its user line.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from enum import Enum
@@ -113,11 +114,13 @@ class Op:
     """Base of all operations. A subclass marks its fields, and says what it means.
 
     Class attributes:
+        verb: how users write it, with its attributes in braces; empty: its class in lower case.
         scopes: scopes that may execute it (empty: any).
         pure: no effect; equal operands give equal results, so one of two may be dropped.
     Methods a subclass gives: `infer` (result types, or an error), `effects`, `emit` (PTX).
     """
 
+    verb: ClassVar[str] = ""
     scopes: ClassVar[tuple[Scope, ...]] = ()
     pure: ClassVar[bool] = False
 
@@ -139,6 +142,13 @@ class Op:
     def effects(self) -> tuple[Effect, ...]:
         """What it reads and writes beyond its scalar operands."""
         return ()
+
+    @property
+    def label(self) -> str:
+        """What users call it, for messages."""
+        if self.verb:
+            return self.verb.format(**self.attributes())
+        return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(self).__name__).lower()
 
     @property
     def name_hint(self) -> str:

@@ -14,7 +14,7 @@ from .errors import DTypeError, LayoutError
 from .layouts import RegisterLayout, SharedLayout
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ScalarType:
     """A run-time scalar: s32, u32, s64, u64, f32 or pred."""
 
@@ -24,8 +24,10 @@ class ScalarType:
         """The dtype's name."""
         return self.dtype.name
 
+    __repr__ = __str__
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class SharedTileType:
     """A `rows x cols` tile in shared memory; the swizzle is the widest its contiguous axis allows.
 
@@ -58,8 +60,10 @@ class SharedTileType:
         order = "" if self.order == "row" else ", col"
         return f"st[{self.dtype.name}, {self.rows}, {self.cols}{order}]"
 
+    __repr__ = __str__
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class RegTileType:
     """A `rows x cols` tile in the registers of a warpgroup: the mma accumulator fragment.
 
@@ -102,8 +106,10 @@ class RegTileType:
         """`rt[f32, 64, 256]`."""
         return f"rt[{self.dtype.name}, {self.rows}, {self.cols}]"
 
+    __repr__ = __str__
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class RegVecType:
     """One value a row (axis "row") or a column (axis "col") of a warpgroup's register tile.
 
@@ -130,8 +136,10 @@ class RegVecType:
         extra = "" if self.axis == "row" else ", col"
         return f"rv[{self.dtype.name}, {self.length}{extra}{', partial' if self.partial else ''}]"
 
+    __repr__ = __str__
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class BarrierType:
     """An array of mbarriers in shared memory."""
 
@@ -141,8 +149,10 @@ class BarrierType:
         """`mbarrier[n]`."""
         return f"mbarrier[{self.count}]"
 
+    __repr__ = __str__
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class GlobalType:
     """A global tensor: element type and named extents, outermost first.
 
@@ -163,6 +173,8 @@ class GlobalType:
     def __str__(self) -> str:
         """`gl[bf16, M, K]`."""
         return f"gl[{self.dtype.name}, {', '.join(str(d) for d in self.dims)}]"
+
+    __repr__ = __str__
 
 
 TileType = (

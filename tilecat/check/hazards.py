@@ -64,7 +64,7 @@ def _check_touch(op: Op, pending: _Pending) -> None:
             verb = "written" if writes else "read"
             name = effect.value.name or str(effect.value.type)
             raise SyncError(
-                f"{type(op).__name__}: {name} is {verb} while {mma.name} is still using it",
+                f"{op.label}: {name} is {verb} while {mma.name} is still using it",
                 loc=op.loc,
                 hint=f"call tc.mma_wait() after the {mma.name} at {mma.loc}",
             )

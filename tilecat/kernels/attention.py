@@ -24,8 +24,8 @@ def attention(Q: gl[T, "B", "H", "Lq", "D"], K: gl[T, "B", "Hkv", "Lk", "D"],
     O += P V of the block before run on the tensor cores while the softmax of S is computed.
     """
     steps = tc.cdiv(K.size(2), tile_k)
-    pipe = tc.lcf(consumers=consumers, stages=stages, steps=steps,
-                  tasks=tc.sequence_first(tc.cdiv(Q.size(2), 64 * consumers), Q.size(1), Q.size(0)))  # fmt: skip
+    tasks = tc.sequence_first(tc.cdiv(Q.size(2), 64 * consumers), Q.size(1), Q.size(0))
+    pipe = tc.lcf(consumers=consumers, stages=stages, tasks=tasks, steps=steps)
     q = pipe.scratch(st[Q.dtype, 64, D])
     k = pipe.input(st[K.dtype, tile_k, D], ring="k")
     v = pipe.input(st[V.dtype, tile_k, D], ring="v")

@@ -13,8 +13,9 @@ def matmul(A: gl[T, "M", "K"], B: gl[T, "K", "N"], C: gl[T, "M", "N"],
            *, tile_m=128, tile_n=256, tile_k=64, stages=4, group=8):  # fmt: skip
     """C = A @ B with fp32 accumulation."""
     n = tile_m // 64
-    pipe = tc.lcf(consumers=n, stages=stages, steps=tc.cdiv(A.cols, tile_k),
-                  tasks=tc.grouped(tc.cdiv(A.rows, tile_m), tc.cdiv(B.cols, tile_n), rows=group))  # fmt: skip
+    tc.require(n > 0 and tile_m == 64 * n, f"matmul: tile_m is a multiple of 64, got {tile_m=}")
+    tasks = tc.grouped(tc.cdiv(A.rows, tile_m), tc.cdiv(B.cols, tile_n), rows=group)
+    pipe = tc.lcf(consumers=n, stages=stages, tasks=tasks, steps=tc.cdiv(A.cols, tile_k))
     a = pipe.input(st[A.dtype, 64, tile_k, A.order], count=n)
     b = pipe.input(st[B.dtype, tile_k, tile_n, B.order])
     c = pipe.output(st[C.dtype, 64, tile_n])

@@ -16,7 +16,7 @@ from ..ops.inline import Inline
 from ..ops.memory import LoadShared, StoreShared, StoreVector
 from ..ops.mma import Mma, MmaWait
 from ..ops.reduce import RowReduce, Total
-from ..tiles import RegTileType, RegVecType, ScalarType
+from ..tiles import RegTileType, RegVecType, ScalarType, SharedTileType
 from .scalars import Scalar, operand_of, unary
 from .values import GlobalTile, Registers, RegTile, RegVec, SharedTile, apply_map, source_of, wrap
 
@@ -223,10 +223,10 @@ def mma_AB(acc: RegTile, a: Any, b: Any, *, accumulate: Any = None) -> None:
 
 def mma_ABt(acc: RegTile, a: Any, b: Any, *, accumulate: Any = None) -> None:
     """`acc += A @ B.T`, B being an N x K shared tile; else as `mma_AB`."""
-    shared = SharedTile(_tile_of(b, "mma_ABt"))
-    if not hasattr(shared.value.type, "order"):
-        raise LayoutError(f"mma_ABt: B is a shared tile, got {shared.value.type}")
-    _mma("mma_ABt", acc, a, shared.T.value, accumulate)
+    value = _tile_of(b, "mma_ABt")
+    if isinstance(value.type, SharedTileType):
+        value = SharedTile(value).T.value
+    _mma("mma_ABt", acc, a, value, accumulate)
 
 
 def mma_wait(pending: int = 0) -> None:

@@ -10,7 +10,7 @@ from ..errors import LayoutError
 from ..ir import TensorArg, Value
 from ..ops.elementwise import Map
 from ..ops.memory import ViewShared
-from ..ops.scalar import Extent
+from ..ops.scalar import Extent, require_s32
 from ..tiles import RegTileType, RegVecType, SharedTileType
 from .scalars import Scalar, TileOperand, binary, named, operand_of
 
@@ -168,8 +168,15 @@ class GlobalTensor:
         """"row" when the last axis is contiguous in memory, "col" when the one before it is."""
         return self.arg.order
 
+    def __repr__(self) -> str:
+        """Its name and type."""
+        return f"{self.arg.name}: {self.arg.type}"
+
     def size(self, dim: int) -> Any:
         """Extent of an axis, in elements; negative counts from the last."""
+        rank = self.arg.type.rank
+        if not isinstance(dim, int) or not -rank <= dim < rank:
+            raise LayoutError(f"{self.arg.name}.size: an axis of {self}, got dim={dim!r}")
         dim = dim % self.arg.type.rank
         static = self.arg.static[dim] if self.arg.static else None
         return static if static is not None else Scalar(add(Extent(self.arg, dim)).result)
@@ -192,6 +199,13 @@ class GlobalTensor:
                 f"{self.arg.name}: one index an axis, got {len(items)} for {self.arg.type}",
                 hint=f"{self.arg.name}[{', '.join(str(d).lower() for d in self.arg.type.dims)}]",
             )
+        for item in items:
+            if isinstance(item, slice):
+                raise LayoutError(
+                    f"{self.arg.name}: an index is one tile coordinate, got a slice",
+                    hint=f"{self.arg.name}[row, col]: the tile it meets decides the extents",
+                )
+            require_s32(self.arg.name, operand_of(item, self.arg.name))
         return GlobalTile(self.arg, items)
 
 

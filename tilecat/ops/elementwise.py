@@ -132,6 +132,7 @@ def _check_fits(name: str, kind: RegType, whole: RegType) -> None:
 class Map(Op):
     """`out[i] = f(a[i], ...)` on tiles and vectors; vectors and scalars broadcast."""
 
+    verb: ClassVar[str] = "{name}"
     scopes: ClassVar[tuple[Scope, ...]] = (Scope.WARPGROUP,)
     name: str = attribute()
     sources: tuple[Operand, ...] = operand()
@@ -252,6 +253,7 @@ class MaskTail(Op):
         axis: "col" or "row".
     """
 
+    verb: ClassVar[str] = "mask_{axis}s"
     scopes: ClassVar[tuple[Scope, ...]] = (Scope.WARPGROUP,)
     tile: Value = operand()
     limit: Operand = operand()

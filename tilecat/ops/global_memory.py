@@ -138,6 +138,7 @@ class LoadGlobal(Op):
         arg: the tensor, whose dtype is the tile's.
     """
 
+    verb: ClassVar[str] = "load"
     scopes: ClassVar[tuple[Scope, ...]] = (Scope.WARPGROUP,)
     kind: RegTileType | RegVecType = attribute()
     coords: tuple[Operand, ...] = operand()
@@ -182,6 +183,7 @@ class StoreGlobal(Op):
         arg: the tensor, whose dtype is the tile's.
     """
 
+    verb: ClassVar[str] = "store"
     scopes: ClassVar[tuple[Scope, ...]] = (Scope.WARPGROUP,)
     tile: Value = operand()
     coords: tuple[Operand, ...] = operand()

@@ -144,6 +144,7 @@ class StoreShared(Op):
         rounds: whether a conversion is meant.
     """
 
+    verb: ClassVar[str] = "store"
     scopes: ClassVar[tuple[Scope, ...]] = (Scope.WARPGROUP,)
     shared: Value = operand()
     register: Value = operand()
@@ -205,6 +206,7 @@ class StoreShared(Op):
 class LoadShared(Op):
     """`register = shared` by a warpgroup: `ldmatrix` for 16-bit elements, else plain loads."""
 
+    verb: ClassVar[str] = "load"
     scopes: ClassVar[tuple[Scope, ...]] = (Scope.WARPGROUP,)
     shared: Value = operand()
 
@@ -255,6 +257,7 @@ class StoreVector(Op):
         arg: the tensor, whose dtype is the vector's.
     """
 
+    verb: ClassVar[str] = "store"
     scopes: ClassVar[tuple[Scope, ...]] = (Scope.WARPGROUP,)
     vector: Value = operand()
     coords: tuple[Operand, ...] = operand()

@@ -27,6 +27,7 @@ class Mma(Op):
         accumulate: True, False, or a run-time predicate.
     """
 
+    verb: ClassVar[str] = "{name}"
     scopes: ClassVar[tuple[Scope, ...]] = (Scope.WARPGROUP,)
     name: str = attribute()
     acc: Value = operand()
@@ -41,11 +42,15 @@ class Mma(Op):
             raise LayoutError(f"{self.name}: the accumulator is a register tile, got acc={acc}")
         if not isinstance(a, RegTileType | SharedTileType):
             raise LayoutError(f"{self.name}: A is a register or shared tile, got a={a}")
-        if not isinstance(b, SharedTileType):
+        if isinstance(b, RegTileType):
             raise LayoutError(
-                f"{self.name}: B of a warpgroup's mma is a shared tile, got b={b}",
-                hint="store B to shared memory first (tc.store)",
+                f"{self.name}: B of a warpgroup's mma lies in shared memory, row or column order, "
+                f"got b={b} (registers)",
+                hint=f"s = tc.shared(tc.st[tc.{b.dtype.name}, {a.cols}, {acc.cols}]); "
+                f"tc.store(s, b); tc.sync(); tc.{self.name}(acc, a, s)",
             )
+        if not isinstance(b, SharedTileType):
+            raise LayoutError(f"{self.name}: B is a shared tile, got b={b}")
         if a.dtype != b.dtype or (a.dtype.name, acc.dtype.name) not in FORMS:
             forms = "; ".join(f"{k[0]} x {k[0]} -> {k[1]}" for k in FORMS)
             raise DTypeError(

@@ -26,6 +26,7 @@ class RowReduce(Op):
             inside a loop).
     """
 
+    verb: ClassVar[str] = "row_{name}"
     scopes: ClassVar[tuple[Scope, ...]] = (Scope.WARPGROUP,)
     name: str = attribute()
     tile: Value = operand()

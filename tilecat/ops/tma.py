@@ -78,6 +78,7 @@ class TileTransfer(Op):
 class TmaLoad(TileTransfer):
     """Asynchronous load of a tile; its bytes complete on `barriers[index]`."""
 
+    verb: ClassVar[str] = "load_async"
     scopes: ClassVar[tuple[Scope, ...]] = (Scope.THREAD, Scope.WARPGROUP)
     barriers: Value = operand()
     index: Operand = operand()
@@ -101,6 +102,7 @@ class TmaLoad(TileTransfer):
 class TmaStore(TileTransfer):
     """Asynchronous store of a tile, one bulk group; parts outside the tensor are not written."""
 
+    verb: ClassVar[str] = "store_async"
     scopes: ClassVar[tuple[Scope, ...]] = (Scope.THREAD, Scope.WARPGROUP)
 
     @property
@@ -163,6 +165,7 @@ class CopyByThreads(TileTransfer):
     warpgroup takes every 128th element along the axis that is contiguous in shared memory.
     """
 
+    verb: ClassVar[str] = "load_async, store_async"
     scopes: ClassVar[tuple[Scope, ...]] = (Scope.WARPGROUP,)
     store: bool = attribute(default=False)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from ..builder import add
 from ..errors import LayoutError
-from ..language.scalars import binary, operand_of
+from ..language.scalars import binary, named, operand_of
 from ..language.values import GlobalTile, RegTile
 from ..ops.memory import AllocShared, StoreShared, ViewShared
 from ..ops.scalar import Binary
@@ -49,6 +49,8 @@ class Output:
         """
         if not isinstance(destination, GlobalTile):
             raise LayoutError(f"output.store: wants C[row, col], got {destination!r}")
+        if not isinstance(tile, RegTile):
+            raise LayoutError(f"output.store: stores a register tile, got {tile!r}")
         if tile.type.shape != self.kind.shape:
             raise LayoutError(f"output.store: the output is {self.kind}, got {tile.type}")
         if destination.arg.type.dtype != self.kind.dtype:
@@ -65,8 +67,9 @@ class Output:
     ) -> None:
         arg = destination.arg
         by_tma = arg.tma and arg.order == "row"
-        number = operand_of(binary("add", self.consumer, 1))
-        position = binary("add", binary("mul", self.consumer, self.buffers), index % self.buffers)
+        number = operand_of(named(binary("add", self.consumer, 1), "barrier"))
+        first = named(binary("mul", self.consumer, self.buffers), "buffer")
+        position = named(binary("add", first, index % self.buffers), "buffer")
         alloc = self.alloc
         assert isinstance(alloc, AllocShared), "made in __init__"
         view = add(

@@ -41,6 +41,10 @@ class Slots:
         self.alloc = add(AllocShared(kind, name, ring.depth * count, count))
         self.loads = 0
 
+    def __repr__(self) -> str:
+        """Its name and a tile's type."""
+        return f"{self.name}: input of {self.count} {self.kind}"
+
     def __getitem__(self, index: Any) -> Slot:
         """Tile `index` of the current stage."""
         if isinstance(index, int) and not 0 <= index < self.count:
@@ -109,6 +113,7 @@ class Ring:
         self.tx_bytes = 0
         self.by_threads = False
         self.acquired: ArriveExpect | None = None
+        self.loading = False  # the load hole is being traced
         self._stage: Var | None = None
         self._phase: Var | None = None
         self.stage: Any = 0
@@ -147,6 +152,8 @@ class Ring:
 
     def give_back(self, stage: Any, when: Any = None) -> None:
         """One arrival on the stage's empty barrier."""
+        if when is False:
+            return
         condition = None if when is None or when is True else operand_of(when)
         add(Arrive(self.empty.result, operand_of(stage), condition))  # type: ignore[arg-type]
 
@@ -159,6 +166,11 @@ class Ring:
 
     def acquire(self) -> None:
         """Waits for the stage to be empty and announces its bytes, once a step."""
+        if not self.loading:
+            raise ScopeError(
+                "load_async: inputs are loaded in the pipeline's load hole",
+                hint="@pipe.load; what a task needs once is pipe.scratch, loaded in @pipe.begin",
+            )
         if self.acquired is not None:
             return
         self.look()
@@ -196,6 +208,7 @@ class Ring:
         if self.acquired is None:
             raise SyncError(
                 f"ring {self.name}: the load hole must load it every step, got no load_async",
+                loc=self.slots[0].alloc.loc,
                 hint="load every pipe.input in @pipe.load",
             )
         self.settle(self.acquired, self.stage)
@@ -205,6 +218,7 @@ class Ring:
                 raise SyncError(
                     f"{slots.name}: each of its {slots.count} tiles is loaded once a step, "
                     f"got {slots.loads} loads",
+                    loc=slots.alloc.loc,
                 )
             slots.loads = 0
         self.advance()
@@ -234,6 +248,7 @@ class Scratch:
         self.alloc = add(AllocShared(kind, name, count))
         self.ring = Ring(name, 1, 1, parts=count)
         self.loaded: set[int] = set()
+        self.loading = False  # the begin hole is being traced
         self.consumer: Any = None
 
     def __getitem__(self, index: int) -> ScratchSlot:
@@ -293,6 +308,10 @@ class ScratchSlot:
     def load(self, source: GlobalTile) -> None:
         """Producer: waits until it is free, and fills it."""
         ring = self.scratch.ring
+        if not self.scratch.loading:
+            raise ScopeError("load_async: scratch tiles are loaded in the pipeline's begin hole")
+        if self.index in self.scratch.loaded:
+            raise SyncError(f"load_async: scratch[{self.index}] is loaded once a task, got another")
         if not self.scratch.loaded:
             ring.look()
         self.scratch.loaded.add(self.index)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import LayoutError
+from ..errors import LayoutError, ScopeError
 from ..language.scalars import binary, minimum_of, named
 
 
@@ -31,7 +31,10 @@ class Task:
         for key, value in self.coords:
             if key == name:
                 return value
-        raise AttributeError(f"a task has {', '.join(k for k, _ in self.coords)}, not {name}")
+        if name.startswith("__"):
+            raise AttributeError(name)
+        known = ", ".join(key for key, _ in self.coords)
+        raise ScopeError(f"task: has the coordinates {known}, got task.{name}")
 
 
 @dataclass(frozen=True)

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FunctionType
 from typing import Any
 
 from ..builder import Builder, add, assigned_name, current
-from ..errors import Loc, ResourceError, ScopeError
+from ..errors import LayoutError, Loc, ResourceError, ScopeError
 from ..ir import Access, Block, Role, Scope
 from ..language.control import one_thread, range_, when
 from ..language.functions import empty, fill, mma_wait
-from ..language.scalars import Scalar, Var, select, var
+from ..language.scalars import Scalar, Var, named, operand_of, select, var
 from ..language.values import RegTile
 from ..ops.control import RoleSection, When
 from ..ops.mma import Mma, MmaWait
-from ..ops.scalar import SpecialRegister, WarpgroupIndex
+from ..ops.scalar import SpecialRegister, WarpgroupIndex, require_s32
 from ..ops.sync import InitBarriers, NamedBarrier
 from ..tiles import SharedTileType, rt
 from .output import CONSUMER_THREADS, Output
@@ -24,6 +25,11 @@ from .scheduler import Schedule
 
 Hole = Callable[..., None]
 MAX_STAGES = 8
+MAX_COUNT = 64  # tiles of one input a stage; shared memory ends far below
+HOLE_ARGUMENTS = {
+    "begin": ("task",), "load": ("task", "step"), "compute": ("task", "step"),
+    "consume": ("task", "steps"), "finish": ("task",),
+}  # fmt: skip
 FIRST_TURN_BARRIER = 8  # named barriers 1 to 3 are the consumers' own, in Output
 
 
@@ -49,6 +55,15 @@ class Lcf:
         self.loc: Loc | None = self.builder.loc()
         _check_int("consumers", consumers, 1, 3, self.loc)
         _check_int("stages", stages, 1, MAX_STAGES, self.loc)
+        if not isinstance(tasks, Schedule):
+            raise ScopeError(
+                f"lcf: tasks is an order of tasks, got tasks={tasks!r} ({type(tasks).__name__})",
+                hint="tc.row_major(rows, cols), tc.grouped(rows, cols, rows=8)",
+            )
+        require_s32("lcf: steps", operand_of(steps, "lcf: steps"))
+        require_s32("lcf: tasks", operand_of(tasks.count, "lcf: tasks"))
+        if "template" in self.builder.kernel.facts:
+            raise ScopeError("lcf: a kernel has one pipeline, got another", loc=self.loc)
         self.consumers = consumers
         self.stages = stages
         self.tasks = tasks
@@ -72,6 +87,8 @@ class Lcf:
         Inputs of one ring fill and empty together; a ring of its own lets a tile be given back
         earlier.
         """
+        self._check_tile("input", kind)
+        _check_int("count", count, 1, MAX_COUNT, self.builder.loc())
         if ring not in self.rings:
             self.rings[ring] = Ring(ring, self.stages, self.consumers)
         slots = Slots(self.rings[ring], kind, count, self._name("input"))
@@ -80,12 +97,14 @@ class Lcf:
 
     def scratch(self, kind: SharedTileType) -> Scratch:
         """A tile for each consumer, loaded once a task by `@pipe.begin`."""
+        self._check_tile("scratch", kind)
         scratch = Scratch(kind, self.consumers, self._name("scratch"))
         self.scratches.append(scratch)
         return scratch
 
     def output(self, kind: SharedTileType) -> Output:
         """Staging of each consumer's results: `out.store(C[row, col], acc)` in a hole."""
+        self._check_tile("output", kind)
         output = Output(kind, self.consumers, self._name("output"))
         self.outputs.append(output)
         return output
@@ -95,6 +114,14 @@ class Lcf:
         tile: RegTile = empty(rt[dtype, rows, cols])
         self.accumulators.append(tile)
         return tile
+
+    @staticmethod
+    def _check_tile(what: str, kind: Any) -> None:
+        if not isinstance(kind, SharedTileType):
+            raise LayoutError(
+                f"pipe.{what}: wanted a shared tile's type, got {kind!r} ({type(kind).__name__})",
+                hint=f"pipe.{what}(tc.st[tc.bf16, 64, 64])",
+            )
 
     def _name(self, fallback: str) -> str:
         return assigned_name(self.builder.loc()) or fallback
@@ -144,8 +171,19 @@ class Lcf:
         return self._fill("finish", hole)
 
     def _fill(self, name: str, hole: Hole) -> Hole:
+        if not isinstance(hole, FunctionType):
+            raise ScopeError(f"pipe.{name}: decorates a function, got {hole!r}")
         code = hole.__code__
         loc = Loc(code.co_filename, code.co_firstlineno)
+        count = len(HOLE_ARGUMENTS[name])
+        if code.co_argcount != count or code.co_kwonlyargcount:
+            wanted = ", ".join(HOLE_ARGUMENTS[name])
+            raise ScopeError(
+                f"pipe.{name}: the hole takes {count} arguments ({wanted}), "
+                f"got {code.co_argcount + code.co_kwonlyargcount}",
+                loc=loc,
+                hint=f"@pipe.{name} def _({wanted}):",
+            )
         if name in self.holes:
             raise ScopeError(f"pipe.{name}: this hole is already filled", loc=loc)
         if {"compute", "consume"} <= {name, *self.holes}:
@@ -232,17 +270,24 @@ class Lcf:
             ring.begin(parity=1)
         for number in self._persistent():
             task = self.tasks.task(number)
+            for scratch in scratches:
+                scratch.loading = True
             self._call("begin", task)
             for scratch in scratches:
+                scratch.loading = False
                 scratch.finish_step()
             for step in range_(self.steps):
+                for ring in rings:
+                    ring.loading = True
                 self._call("load", task, step)
                 for ring in rings:
+                    ring.loading = False
                     ring.finish_step()
 
     def _consume(self) -> None:
-        self._consumer = Scalar(add(WarpgroupIndex()).result)
-        for part in (*self.scratches, *self.outputs):
+        self._consumer = named(Scalar(add(WarpgroupIndex()).result), "consumer")
+        parts: list[Scratch | Output] = [*self.scratches, *self.outputs]
+        for part in parts:
             part.consumer = self._consumer
         for ring in (*self.rings.values(), *(s.ring for s in self.scratches)):
             ring.begin(parity=0)
@@ -264,7 +309,9 @@ class Lcf:
     def _steps(self, task: Any) -> None:
         rings = list(self.rings.values())
         lagging = self.stages > 1
-        previous = {ring.name: var(0) for ring in rings} if lagging else {}
+        previous = {}
+        if lagging:
+            previous = {ring.name: var(0, name=f"{ring.name}_before") for ring in rings}
         for step in range_(self.steps):
             for ring in rings:
                 ring.wait()
@@ -279,7 +326,7 @@ class Lcf:
             mma_wait(0)
             for ring in rings:
                 ring.give_back(previous[ring.name].get(), self.steps > 0)
-        with when(self.steps == 0):
+        with when(self.steps < 1):
             for acc in self.accumulators:
                 fill(acc, 0.0)
         for acc in self.accumulators:
