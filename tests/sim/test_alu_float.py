@@ -258,3 +258,11 @@ def test_vector_moves_pack_and_unpack():
         ((x >> 16 | x << 16) & 0xFFFFFFFF) ^ y for x, y in zip(a.tolist(), b.tolist(), strict=True)
     ]
     assert got.tolist() == want
+
+
+def test_half_fma_does_not_round_twice():
+    # 7 * 37/256 = 259/256 is a tie of bf16; a tiny negative addend decides it. Rounding to float32
+    # first would lose the addend and go to the even neighbour 130/128.
+    a, b, c = (np.full(32, x).astype(BF16) for x in (7.0, 37 / 256, -(2.0**-40)))
+    got = execute("fma.rn.bf16", [x.view("u2") for x in (a, b, c)], np.dtype("u2")).view(BF16)
+    assert set(got.astype("f8")) == {129 / 128}

@@ -240,3 +240,11 @@ def test_special_registers_of_a_grid():
     t = np.arange(64)
     want = np.stack([t % 16, t // 16, t % 32, t // 32], 1)
     assert (out == want).all()
+
+
+def test_lanes_outside_the_member_mask_are_reported():
+    body = "mov.u32 %r1, %tid.x; shfl.sync.bfly.b32 %r2, %r1, 1, 31, 0xff;"
+    result = run(
+        kernel(f"mov.u32 %r9, %tid.x; setp.lt.u32 %p1, %r9, 16; @!%p1 bra END; {body} END:")
+    )
+    assert kinds(result) == {"warp"} and "lanes 0xff00" in str(result)

@@ -242,3 +242,43 @@ def op(shape: str, types: str, registers: int, tail: str) -> str:
 def test_forms_the_manual_does_not_have_are_refused(text, message):
     with pytest.raises(MachineError, match=message):
         sim.parse(text)
+
+
+AGAIN = """wgmma.fence.sync.aligned; {first} wgmma.commit_group.sync.aligned;
+wgmma.wait_group.sync.aligned 0; {between} {second} wgmma.commit_group.sync.aligned;
+wgmma.wait_group.sync.aligned 0;"""
+
+
+def twice(between: str, second: str = "") -> set[str]:
+    """Reports of two wgmma on one accumulator with something between them."""
+    one = ("wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%f0, %f1, %f2, %f3}, %d1, %d1, 1,"
+           " 1, 1, 0, 0;")  # fmt: skip
+    body = f"""mov.u32 %r1, %tid.x; mov.u32 %r2, smem; mad.lo.u32 %r3, %r1, 16, %r2;
+    st.shared.v4.b32 [%r3], {{%r1, %r1, %r1, %r1}}; fence.proxy.async.shared::cta; bar.sync 0;
+    mov.f32 %f0, 0f00000000; mov.f32 %f1, %f0; mov.f32 %f2, %f0; mov.f32 %f3, %f0;
+    shr.u32 %r4, %r2, 4; or.b32 %r4, %r4, {8 << 16}; mov.b64 %d1, {{%r4, 16}};
+    {AGAIN.format(first=one, between=between, second=second or one)}"""
+    return kinds(run(kernel(body, threads=128), races=False))
+
+
+def test_fence_covers_registers_used_since_the_last_one():
+    use, fence = "add.f32 %f9, %f2, %f2;", "wgmma.fence.sync.aligned;"
+    assert twice("") == set()
+    assert twice(use + fence) == set()
+    assert twice(use) == {"wgmma"}
+    assert twice(fence + use) == {"wgmma"}
+    assert twice("add.f32 %f9, %f8, %f8;") == set()
+    assert twice("shfl.sync.bfly.b32 %f2, %f8, 1, 31, -1;") == {"wgmma"}
+    assert twice("st.shared.b32 [%r3], %f2;") == {"wgmma"}
+
+
+def test_accumulators_in_flight_keep_their_role():
+    left = ("wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%f0, %f1, %f2, %f3}, %d1, %d1, "
+            "1, 1, 1, 0, 0; ")  # fmt: skip
+    fragment_ = ("wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%f4, %f5, %f6, %f7}, "
+                 "{%f0, %f1, %f2, %f3}, %d1, 1, 1, 1, 0;")  # fmt: skip
+    wider = ("wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 "
+             "{%f0, %f1, %f2, %f3, %f4, %f5, %f6, %f7}, %d1, %d1, 1, 1, 1, 0, 0;")  # fmt: skip
+    for other in (fragment_, wider):
+        assert twice("wgmma.fence.sync.aligned;", left + other) == {"wgmma"}
+    assert twice("wgmma.fence.sync.aligned;", fragment_) == set()
