@@ -6,7 +6,9 @@ from functools import lru_cache, partial
 
 import numpy as np
 
+from tilecat.sim.alu_directed import DIRECTED_FAMILIES
 from tilecat.sim.alu_float import FLOAT_FAMILIES
+from tilecat.sim.alu_products import PRODUCT_FAMILIES
 from tilecat.sim.alu_types import (
     INTEGERS,
     NUMPY,
@@ -423,7 +425,7 @@ _FAMILIES = {
 def resolve(op: str) -> AluRow | None:
     """The row of an opcode with its modifiers, or None if it is no ALU instruction we know."""
     base, *mods = op.split(".")
-    for families in (_FAMILIES, FLOAT_FAMILIES):
+    for families in (_FAMILIES, FLOAT_FAMILIES, DIRECTED_FAMILIES, PRODUCT_FAMILIES):
         family = families.get(base)
         row = family(base, list(mods)) if family and mods else None
         if row is not None:
