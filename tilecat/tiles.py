@@ -200,6 +200,10 @@ def _require_extents(kind: str, extents: tuple[object, ...]) -> None:
             )
 
 
+def _is_extent(value: object) -> bool:
+    return isinstance(value, int) and value > 0
+
+
 class _Global:
     """`gl[dtype, "M", "K"]`: the type of a global tensor argument, rank 1 to 5."""
 
@@ -212,8 +216,11 @@ class _Global:
         if not 1 <= len(dims) <= 5:
             raise LayoutError(f"gl: 1 to 5 dims, got {len(dims)}", hint='gl[tc.bf16, "M", "K"]')
         for dim in dims:
-            if not isinstance(dim, str | int) or isinstance(dim, bool):
-                raise LayoutError(f"gl: a dim is a name or an int, got {dim!r}")
+            if isinstance(dim, bool) or not (dim if isinstance(dim, str) else _is_extent(dim)):
+                raise LayoutError(
+                    f"gl: a dim is a name or a positive int, got {dim!r}",
+                    hint='gl[tc.bf16, "M", 64]',
+                )
         return GlobalType(dtype, tuple(dims))  # type: ignore[arg-type]
 
 

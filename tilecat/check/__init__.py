@@ -9,6 +9,7 @@ from ..ir import Kernel, Op
 from .access import TileAccess, shared_accesses
 from .barriers import check_barriers
 from .hazards import check_hazards
+from .initial import check_initial
 from .resources import SharedMap, check_registers, place_shared
 
 __all__ = ["CheckedKernel", "TileAccess", "check", "shared_accesses"]
@@ -38,10 +39,12 @@ def check(kernel: Kernel, arch: Arch) -> CheckedKernel:
 
     Raises:
         ResourceError: too much shared memory, too many registers or barriers.
-        SyncError: a register tile touched while an mma is under way, a barrier nobody arrives on.
+        SyncError: a register tile touched while an mma is under way, a barrier nobody arrives on,
+            a tile read before it is written.
     """
     shared = place_shared(kernel, arch)
     check_registers(kernel, arch)
     check_barriers(kernel, arch)
     check_hazards(kernel)
+    check_initial(kernel)
     return CheckedKernel(kernel, arch, shared)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from ..addresses import AddressTable, BarrierName, SharedRange, ThreadRole
 from ..check import CheckedKernel
-from ..ir import TensorArg
+from ..ir import Kernel, TensorArg
 from ..ops.memory import AllocShared
 from ..ops.sync import AllocBarriers
+from ..ptx import instructions as ptx
 from .module import (
     ExtentParam,
     Param,
@@ -16,7 +17,7 @@ from .module import (
     StrideParam,
     TensorMapParam,
 )
-from .writer import Writer
+from .writer import SHARED_ARRAY, Writer
 
 
 def generate(checked: CheckedKernel) -> PtxModule:
@@ -31,7 +32,7 @@ def generate(checked: CheckedKernel) -> PtxModule:
     cluster = 1
     return PtxModule(
         text=_text(writer),
-        entry=kernel.name,
+        entry=_entry(kernel),
         target=checked.arch.target,
         threads=kernel.threads,
         smem_bytes=checked.shared.launch_bytes,
@@ -40,6 +41,12 @@ def generate(checked: CheckedKernel) -> PtxModule:
         params=tuple(writer.params),
         table=_table(checked, writer),
     )
+
+
+def _entry(kernel: Kernel) -> str:
+    """Its name as PTX takes it, apart from that of the shared array."""
+    name = ptx.identifier(kernel.name)
+    return f"{name}_kernel" if name == SHARED_ARRAY else name
 
 
 def _declare(param: Param) -> str:
@@ -62,9 +69,9 @@ def _text(w: Writer) -> str:
         ".address_size 64",
         "",
         *(f'.file {index} "{path}"' for path, index in w.files.items()),
-        ".extern .shared .align 1024 .b8 smem[];",
+        f".extern .shared .align 1024 .b8 {SHARED_ARRAY}[];",
         "",
-        f".visible .entry {kernel.name}(",
+        f".visible .entry {_entry(kernel)}(",
         ",\n".join(_declare(p) for p in w.params),
         ")",
         f".maxntid {kernel.threads}, 1, 1",

@@ -31,6 +31,7 @@ RESERVED = frozenset({
     "tid", "ntid", "laneid", "warpid", "nwarpid", "ctaid", "nctaid", "smid", "nsmid", "gridid",
     "clusterid", "nclusterid", "clock", "clock_hi", "globaltimer", "pm", "envreg", "is",
 })  # fmt: skip
+SHARED_ARRAY = "smem"  # dynamic shared memory
 ADDRESS_MASK = 0x3FFFF  # PTX ISA 9.7.15.5.1.2, matrix descriptor: 18 bits of a shared address
 
 
@@ -107,7 +108,7 @@ class Writer:
     # ---- registers
 
     def _unique(self, hint: str) -> str:
-        stem = re.sub(r"\W", "", hint) or "r"
+        stem = re.sub(r"\W", "", hint, flags=re.ASCII) or "r"
         stem = re.sub(r"[_\d]+$", "", stem) or "r"
         name, count = stem, 1
         while name in self._bases:
@@ -268,7 +269,7 @@ class Writer:
         align = self.checked.arch.limit("shared_base_align")
 
         def build(register: str) -> None:
-            self.line(ptx.alu("mov.u32", register, "smem"))
+            self.line(ptx.alu("mov.u32", register, SHARED_ARRAY))
             self.line(ptx.alu("add.u32", register, register, align - 1))
             self.line(ptx.alu("and.b32", register, register, -align))
 
@@ -352,7 +353,11 @@ class Writer:
 
     def _param(self, key: Any, kind: str, hint: str, make: Callable[[str], Param]) -> str:
         def build(register: str) -> None:
-            param = make(f"{hint}{sum(p.name.startswith(hint) for p in self.params) or ''}")
+            taken = {p.name for p in self.params}
+            name = stem = ptx.identifier(hint)
+            while name in taken:
+                name = f"{stem}_{len(taken)}"
+            param = make(name)
             self.params.append(param)
             if isinstance(param, TensorMapParam):
                 self.line(ptx.alu("mov.b64", register, param.name))

@@ -78,8 +78,9 @@ class _Watch:
             f"{self.what}: rebinds the name `{name}`, got {name}={new!r} made inside the block; "
             f"{_LINE}, so the new value would not reach the next iteration or the code after it",
             loc=made.loc,
-            hint=f"before the block: {name} = tc.var(...), inside: {name} += ... or "
-            f"{name}.set(...); a tile is written in place: {name} *= ..., or out={name}",
+            hint=f"before the block: {name} = tc.var(...), inside: {name} += ... or {name}.set(...)"
+            if isinstance(new, Scalar)
+            else f"write the tile in place: {name} *= ..., or an op's out={name}",
         )
 
     def _check_number(self, name: str, old: Any, new: int | float) -> None:

@@ -18,7 +18,17 @@ from ..ops.mma import Mma, MmaWait
 from ..ops.reduce import RowReduce, Total
 from ..tiles import RegTileType, RegVecType, ScalarType, SharedTileType
 from .scalars import Scalar, operand_of, unary
-from .values import GlobalTile, Registers, RegTile, RegVec, SharedTile, apply_map, source_of, wrap
+from .values import (
+    GlobalTile,
+    Registers,
+    RegTile,
+    RegVec,
+    SharedTile,
+    apply_map,
+    registers_of,
+    source_of,
+    wrap,
+)
 
 
 def full(kind: RegTileType | RegVecType, value: Any) -> Any:
@@ -26,24 +36,35 @@ def full(kind: RegTileType | RegVecType, value: Any) -> Any:
 
     Scope: warpgroup. PTX: `mov`, one a register.
     """
-    return wrap(add(Fill(kind, operand_of(value, "full"))).result)
+    return wrap(add(Fill(_registers_type(kind, "full"), operand_of(value, "full"))).result)
 
 
 def zeros(kind: RegTileType | RegVecType) -> Any:
     """A new register tile or vector of zeros. Scope: warpgroup."""
-    return full(kind, 0.0 if kind.dtype.is_float and kind.dtype.bits == 32 else 0)
+    dtype = _registers_type(kind, "zeros").dtype
+    return full(kind, 0.0 if dtype.is_float and dtype.bits == 32 else 0)
 
 
 def empty(kind: RegTileType | RegVecType) -> Any:
     """A new register tile or vector, undefined until written."""
-    return wrap(add(AllocRegisters(kind)).result)
+    return wrap(add(AllocRegisters(_registers_type(kind, "empty"))).result)
+
+
+def _registers_type(kind: Any, name: str) -> RegTileType | RegVecType:
+    if not isinstance(kind, RegTileType | RegVecType):
+        raise LayoutError(
+            f"{name}: wanted the type of a register tile or vector, got {kind!r} "
+            f"({type(kind).__name__})",
+            hint=f"tc.{name}(tc.rt[tc.f32, 64, 64])",
+        )
+    return kind
 
 
 def fill(tile: Registers, value: Any) -> None:
     """`tile[...] = value`. Scope: warpgroup."""
-    kind = tile.value.type
-    assert isinstance(kind, RegTileType | RegVecType), "registers"
-    add(Fill(kind, operand_of(value, "fill"), tile.value))
+    target = registers_of(tile, "fill")
+    assert isinstance(target.type, RegTileType | RegVecType), "registers"
+    add(Fill(target.type, operand_of(value, "fill"), target))
 
 
 def copy(out: Registers, source: Registers) -> None:
@@ -152,23 +173,31 @@ def row_sum(tile: RegTile, initial: RegVec | None = None, *, partial: bool = Fal
 
 
 def _reduce(name: str, tile: RegTile, initial: RegVec | None, partial: bool) -> RegVec:
-    start = None if initial is None else initial.value
-    return wrap(add(RowReduce(name, tile.value, start, partial)).result)  # type: ignore[no-any-return]
+    source = registers_of(tile, f"row_{name}")
+    start = None if initial is None else registers_of(initial, f"row_{name}: initial")
+    return wrap(add(RowReduce(name, source, start, partial)).result)  # type: ignore[no-any-return]
 
 
 def total(vector: RegVec) -> RegVec:
     """Finishes a partial row sum: adds the shares of the four lanes that hold a row."""
-    return wrap(add(Total(vector.value)).result)  # type: ignore[no-any-return]
+    return wrap(add(Total(registers_of(vector, "total"))).result)  # type: ignore[no-any-return]
 
 
 def mask_cols(tile: RegTile, limit: Any, value: float) -> None:
     """`tile[:, c] = value` for `c >= limit`, in place. Scope: warpgroup."""
-    add(MaskTail(tile.value, operand_of(limit, "mask_cols"), value, "col"))
+    _mask("mask_cols", tile, limit, value, "col")
 
 
 def mask_rows(tile: RegTile, limit: Any, value: float) -> None:
     """`tile[r, :] = value` for `r >= limit`, in place. Scope: warpgroup."""
-    add(MaskTail(tile.value, operand_of(limit, "mask_rows"), value, "row"))
+    _mask("mask_rows", tile, limit, value, "row")
+
+
+def _mask(name: str, tile: RegTile, limit: Any, value: Any, axis: str) -> None:
+    number = operand_of(value, name)
+    if isinstance(number, Value):
+        raise DTypeError(f"{name}: the value is a compile-time number, got {value!r}")
+    add(MaskTail(registers_of(tile, name), operand_of(limit, name), float(number), axis))
 
 
 def cast(tile: RegTile, dtype: DType, out: RegTile | None = None) -> RegTile:
@@ -176,10 +205,15 @@ def cast(tile: RegTile, dtype: DType, out: RegTile | None = None) -> RegTile:
 
     A tile already of that dtype is returned as it is.
     """
+    source = registers_of(tile, "cast")
+    if not isinstance(dtype, DType):
+        raise DTypeError(
+            f"cast: to a dtype, got {dtype!r} ({type(dtype).__name__})", hint="tc.cast(x, tc.bf16)"
+        )
     if tile.dtype == dtype and out is None:
         return tile
-    target = None if out is None else out.value
-    op = add(Cast(tile.value, dtype, target))
+    target = None if out is None else registers_of(out, "cast: out")
+    op = add(Cast(source, dtype, target))
     return out if out is not None else wrap(op.result)
 
 
@@ -296,7 +330,9 @@ def inline(text: str, *operands: Any, writes: tuple[int, ...] = ()) -> None:
         operands: tiles, vectors, scalars, numbers.
         writes: indices of the operands the text writes.
     """
-    add(Inline(text, tuple(source_of(o) for o in operands), tuple(writes)))
+    if not isinstance(text, str):
+        raise LayoutError(f"inline: the first argument is PTX text, got {text!r}")
+    add(Inline(text, tuple(source_of(o, "inline") for o in operands), tuple(writes)))
 
 
 def require(condition: bool, message: str, hint: str | None = None) -> None:

@@ -287,6 +287,9 @@ class Scalar:
             return _unary("neg", self)
         return binary("sub", 0, self)
 
+    def __abs__(self) -> Any:
+        return _unary("abs", self)
+
     def __invert__(self) -> Any:
         source = operand_of(self)
         assert isinstance(source, Value), "a run-time scalar"

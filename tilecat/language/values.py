@@ -6,7 +6,7 @@ from typing import Any
 
 from ..builder import add
 from ..dtypes import DType
-from ..errors import LayoutError
+from ..errors import LayoutError, ScopeError
 from ..ir import TensorArg, Value
 from ..ops.elementwise import Map
 from ..ops.memory import ViewShared
@@ -15,21 +15,54 @@ from ..tiles import RegTileType, RegVecType, SharedTileType
 from .scalars import Scalar, TileOperand, binary, named, operand_of
 
 
-def source_of(value: Any) -> Any:
+def source_of(value: Any, name: str) -> Any:
     """The IR operand behind a tile, vector, scalar or number."""
     if isinstance(value, Registers | SharedTile):
         return value.value
-    return operand_of(value)
+    return operand_of(value, name)
+
+
+def registers_of(value: Any, name: str) -> Value:
+    """The IR value of a register tile or vector.
+
+    Raises:
+        LayoutError: anything else.
+    """
+    if not isinstance(value, Registers):
+        raise LayoutError(
+            f"{name}: wanted a register tile or vector, got {value!r} ({type(value).__name__})",
+            hint="tc.load(tile) brings a shared tile into registers",
+        )
+    return value.value
 
 
 def apply_map(name: str, *sources: Any, out: Registers | None = None) -> Any:
     """Records an element-wise function of tiles, vectors and scalars."""
-    target = None if out is None else out.value
-    op = add(Map(name, tuple(source_of(s) for s in sources), target))
+    target = None if out is None else registers_of(out, f"{name}: out")
+    op = add(Map(name, tuple(source_of(s, name) for s in sources), target))
     return out if out is not None else wrap(op.result)
 
 
-class Registers(TileOperand):
+class _NoPythonValue(TileOperand):
+    """Base of tiles: Python can neither test nor compare what is known at run time only."""
+
+    __slots__ = ()
+
+    def __bool__(self) -> bool:
+        """An error: a tile decides no Python branch."""
+        raise ScopeError(f"if: a tile cannot decide a Python branch, got {self!r}")
+
+    def _compared(self, other: Any) -> Any:
+        raise ScopeError(
+            f"comparison: tiles are not compared element by element, got {self!r} and {other!r}",
+            hint="tc.maximum, tc.minimum, tc.mask_cols and tc.mask_rows select elements",
+        )
+
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _compared
+    __hash__ = object.__hash__
+
+
+class Registers(_NoPythonValue):
     """Base of register tiles and vectors: operators make new ones, in-place forms write."""
 
     __slots__ = ("value",)
@@ -67,6 +100,9 @@ class Registers(TileOperand):
 
     def __neg__(self) -> Any:
         return apply_map("neg", self)
+
+    def __abs__(self) -> Any:
+        return apply_map("abs", self)
 
     def __iadd__(self, other: Any) -> Any:
         return apply_map("add", self, other, out=self)
@@ -119,7 +155,7 @@ class RegVec(Registers):
         return self.value.type
 
 
-class SharedTile:
+class SharedTile(_NoPythonValue):
     """A tile in shared memory."""
 
     __slots__ = ("value",)

@@ -39,6 +39,13 @@ class Inline(Op):
                 f"inline: holes $0..$n and operands must match, got holes {sorted(holes)} "
                 f"for {len(self.sources)} operands"
             )
+        wrong = [i for i in self.writes if not isinstance(i, int) or i not in wanted]
+        if wrong or any(not isinstance(self.sources[i], Value) for i in self.writes):
+            raise LayoutError(
+                f"inline: writes names operands that are places, got writes={self.writes} of "
+                f"{len(self.sources)} operands",
+                hint="writes=(0,) for the first",
+            )
         counts = {len_of(v) for v in self._tiles()}
         if len(counts) > 1:
             raise LayoutError(

@@ -5,11 +5,18 @@ Simple arithmetic, whose text is `op dst, sources;`, goes through `alu`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
 
 WAIT_HINT_NS = 10_000_000  # suspend-time hint of a wait: 10 ms, as CUTLASS gives
+
+
+def identifier(text: str) -> str:
+    """A name PTX takes: ASCII letters, digits and underscores, a letter first (section 4.4)."""
+    plain = re.sub(r"\W", "_", text, flags=re.ASCII).strip("_")
+    return plain if plain[:1].isalpha() else f"n_{plain}"
 
 
 def f32_literal(value: float) -> str:
