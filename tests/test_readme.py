@@ -1,22 +1,29 @@
 """The README cannot rot: its Python runs, and the kernels it shows are the kernels of the package.
 
 A block below `<!-- source: FILE:FUNCTION -->` ends with that function's source, word for word; a
-`text` block holds what the Python block before it prints.
+`text` block holds what the Python block before it prints. Measurements are copied from the files in
+`benchmarks/results` between `<!-- measured: ... -->` and `<!-- end -->`.
 As a script: `--check` compares, `--write` copies the sources into the README.
 """
 
 from __future__ import annotations
 
 import ast
+import json
 import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from results_tables import HEADLINES, NOTHING, tables
+
+from tilecat.kernels import KERNELS
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
+MEASUREMENTS = ROOT / "docs" / "measurements.md"
+MEASURED = re.compile(r"(<!-- measured: (\w+) -->\n).*?(<!-- end -->)", re.S)
 MARK = re.compile(r"<!-- source: (?P<file>\S+):(?P<name>\w+) -->")
 
 
@@ -73,7 +80,11 @@ def updated(text: str) -> str:
         count = len(block.text.splitlines())
         new = head + source_of(block.file, block.name)
         lines[block.line - 1 : block.line - 1 + count] = new.splitlines(keepends=True)
-    return "".join(lines)
+    return MEASURED.sub(_measured, "".join(lines))
+
+
+def _measured(found: re.Match[str]) -> str:
+    return f"{found[1]}\n{tables(every_row=found[2] == 'all')}\n{found[3]}"
 
 
 def run(block: Block, names: dict) -> None:
@@ -105,6 +116,12 @@ def test_readme_shows_the_kernels_as_they_are():
     assert updated(text) == text, "run: python tests/test_readme.py --write"
 
 
+def test_measurements_are_those_of_the_results_files():
+    text = MEASUREMENTS.read_text(encoding="utf-8")
+    assert MEASURED.search(text)
+    assert updated(text) == text, "run: python tests/test_readme.py --write"
+
+
 def test_readme_python_prints_what_it_says(capsys):
     names: dict = {"__name__": "readme"}
     for block, output in steps(README.read_text(encoding="utf-8")):
@@ -129,10 +146,43 @@ def test_updated_replaces_only_the_function(tmp_path, monkeypatch):
     assert updated(new) == new
 
 
+def results(date: str, factor: float) -> dict:
+    """A results file as `tilecat bench` writes it, with two rows."""
+    times = {name: {"median": 10.0, "p10": 9.0, "p90": 11.0} for name in ("tilecat", "torch.mm")}
+    row = {"table": "gemm", "label": "4096^3 NN", "group": "peers", "times_us": times}
+    row |= {
+        "tflops": {"tilecat": 700.0, "torch.mm": 600.0},
+        "ratio": {"torch.mm": {"median": factor}},
+    }
+    lost = {"table": "gemm", "label": "9^3 NN", "failed": "RuntimeError: no"}
+    facts = {"device": "GPU 1", "date": date, "packages": {"torch": "2.11"}, "cudnn": 91900}
+    return {"environment": facts, "rows": [row, lost]}
+
+
+def test_tables_show_the_newest_results_and_what_is_missing(tmp_path):
+    assert tables(tmp_path, every_row=True) == NOTHING
+    for number, (date, factor) in enumerate((("2026-12-02", 1.25), ("2026-12-01", 3.0))):
+        file = tmp_path / f"{number}.json"
+        file.write_text(json.dumps(results(f"{date}T00:00:00", factor)))
+    text = tables(tmp_path, every_row=True)
+    assert "| 4096^3 NN | 700 ± 10% | 600 ± 10% | 1.25x |" in text
+    assert "GPU 1, 2026-12-02, torch 2.11, cuDNN 91900; `0.json`" in text
+    assert "1.25x torch.mm over 1 problems" in text
+    assert "Not measured: 9^3 NN: RuntimeError: no." in text
+    assert "Not measured" not in tables(tmp_path, every_row=False)
+
+
+def test_headlines_are_rows_that_the_benchmark_has():
+    names = {shape.name for spec in KERNELS for shape in spec.shapes}
+    for labels in HEADLINES.values():
+        assert {label.removesuffix(" NN") for label in labels} <= names
+
+
 if __name__ == "__main__":
-    before = README.read_text(encoding="utf-8")
-    after = updated(before)
-    if "--write" in sys.argv[1:]:
-        README.write_text(after, encoding="utf-8")
-    elif after != before:
-        sys.exit("README.md shows an older kernel; run: python tests/test_readme.py --write")
+    for path in (README, MEASUREMENTS):
+        before = path.read_text(encoding="utf-8")
+        after = updated(before)
+        if "--write" in sys.argv[1:]:
+            path.write_text(after, encoding="utf-8")
+        elif after != before:
+            sys.exit(f"{path.name} is out of date; run: python tests/test_readme.py --write")

@@ -1,0 +1,147 @@
+"""Markdown tables of what was measured, from the files that `tilecat bench` writes."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+TITLES = {
+    "gemm": "Matrix product, bf16, beside cuBLAS (`torch.mm`)",
+    "attention": "Attention forward, bf16, 16 heads, beside PyTorch's SDPA backends",
+    "depth": "Depth of the ring",
+    "order": "Order of the tasks",
+    "host": "Host time of a call, microseconds",
+}
+# What the README shows of each table; docs/measurements.md has every row.
+HEADLINES = {
+    "gemm": ("4096^3 NN", "8192^3 NN", "16384^3 NN"),
+    "attention": ("D64 B16 N3072", "D128 B16 N3072", "D128 B4 N12288"),
+    "depth": ("4096^3",),
+    "order": ("16384^3",),
+}
+NOTHING = (
+    "Nothing has been measured yet: on a machine with an H100 or H200, `make bench` writes its\n"
+    "results into `benchmarks/results`, and the tables here are made from them.\n"
+)
+
+
+@dataclass(frozen=True)
+class Source:
+    """The newest rows of one table, and the file they are from."""
+
+    path: Path
+    environment: dict[str, Any]
+    rows: tuple[dict[str, Any], ...]
+
+
+def newest(folder: Path = RESULTS) -> dict[str, Source]:
+    """The newest rows of each table."""
+    found: dict[str, Source] = {}
+    files = [(path, json.loads(path.read_text())) for path in sorted(folder.glob("*.json"))]
+    files = [(path, data) for path, data in files if "rows" in data and "environment" in data]
+    for path, data in sorted(files, key=lambda item: item[1]["environment"]["date"]):
+        for table in TITLES:
+            rows = tuple(row for row in data["rows"] if row["table"] == table)
+            if any("tflops" in row or "host_us" in row for row in rows):
+                found[table] = Source(path, data["environment"], rows)
+    return {table: found[table] for table in TITLES if table in found}
+
+
+def caption(source: Source) -> str:
+    """Where and when: device, date, versions, file."""
+    facts = source.environment
+    packages = facts.get("packages", {})
+    versions = [f"{name} {packages[name]}" for name in ("torch", "triton") if name in packages]
+    versions += [f"cuDNN {facts['cudnn']}"] if facts.get("cudnn") else []
+    try:
+        file = source.path.relative_to(ROOT).as_posix()
+    except ValueError:
+        file = source.path.name
+    return f"{facts['device']}, {facts['date'][:10]}, {', '.join(versions)}; `{file}`"
+
+
+def markdown(columns: list[str], rows: list[list[str]]) -> list[str]:
+    """A table; every column but the first to the right."""
+    lines = ["| " + " | ".join(columns) + " |", "|---" + "|---:" * (len(columns) - 1) + "|"]
+    return lines + ["| " + " | ".join(row) + " |" for row in rows]
+
+
+def speeds(rows: list[dict[str, Any]]) -> list[str]:
+    """Problems against columns: TFLOP/s with spread, then times faster than each peer."""
+    measured = [row for row in rows if "tflops" in row]
+    names = list(dict.fromkeys(name for row in measured for name in row["tflops"]))
+    peers = list(dict.fromkeys(name for row in measured for name in row.get("ratio", {})))
+    cells = []
+    for row in measured:
+        line = [row["label"], *(_speed(row, name) for name in names)]
+        ratios = [row.get("ratio", {}).get(peer) for peer in peers]
+        cells.append(line + [f"{r['median']:.2f}x" if r else "" for r in ratios])
+    return markdown(["TFLOP/s", *names, *(f"faster than {peer}" for peer in peers)], cells)
+
+
+def _speed(row: dict[str, Any], name: str) -> str:
+    if name not in row["tflops"]:
+        return ""
+    times = row["times_us"][name]
+    spread = 50 * (times["p90"] - times["p10"]) / times["median"]
+    return f"{row['tflops'][name]:.0f} ± {spread:.0f}%"
+
+
+def variants(rows: list[dict[str, Any]]) -> list[str]:
+    """One line a problem, one column a variant."""
+    measured = [row for row in rows if "tflops" in row]
+    names = list(dict.fromkeys(name for row in measured for name in row["tflops"]))
+    cells = [[row["label"], *(_speed(row, name) for name in names)] for row in measured]
+    return markdown(["TFLOP/s", *names], cells)
+
+
+def host(rows: list[dict[str, Any]]) -> list[str]:
+    """Calls and their host time."""
+    pairs = [pair for row in rows for pair in row.get("host_us", {}).items()]
+    return markdown(["call", "microseconds"], [[name, f"{us:.1f}"] for name, us in pairs])
+
+
+def geomean(rows: list[dict[str, Any]]) -> str:
+    """Geometric means of the ratios, over all problems of the comparison list."""
+    ratios: dict[str, list[float]] = {}
+    for row in rows:
+        if row.get("group", "peers") == "peers":
+            for peer, value in row.get("ratio", {}).items():
+                ratios.setdefault(peer, []).append(value["median"])
+    means = {peer: math.exp(sum(map(math.log, v)) / len(v)) for peer, v in ratios.items()}
+    return "; ".join(
+        f"{mean:.2f}x {peer} over {len(ratios[peer])} problems" for peer, mean in means.items()
+    )
+
+
+def _part(table: str, source: Source, labels: tuple[str, ...] | None) -> Iterator[str]:
+    rows = [r for r in source.rows if labels is None or r["label"] in labels or table == "host"]
+    makers = {"gemm": speeds, "attention": speeds, "host": host}
+    yield f"**{TITLES[table]}** ({caption(source)})"
+    yield ""
+    yield from makers.get(table, variants)(rows)
+    mean = geomean(list(source.rows)) if table in ("gemm", "attention") else ""
+    if mean:
+        yield ""
+        yield f"Geometric mean of the whole list: {mean}."
+    lost = [f"{r['label']}: {r.get('failed') or r.get('skipped')}" for r in source.rows
+            if "failed" in r or "skipped" in r]  # fmt: skip
+    if lost and labels is None:
+        yield ""
+        yield f"Not measured: {'; '.join(lost)}."
+    yield ""
+
+
+def tables(folder: Path = RESULTS, *, every_row: bool) -> str:
+    """All that was measured, or its headlines."""
+    found = newest(folder)
+    lines: list[str] = []
+    for table, source in found.items():
+        lines += _part(table, source, None if every_row else HEADLINES.get(table))
+    return "\n".join(lines).rstrip() + "\n" if lines else NOTHING
