@@ -9,7 +9,7 @@ from tilecat.errors import MachineError
 from .texts import clean, kernel, pointers, run
 
 UNKNOWN = [
-    "add.rz.f32 %f1, %f2, %f3;", "add.cc.u32 %r1, %r2, %r3;", "mov.v2.u32 %r1, %r2;",
+    "add.rz.f64 %e1, %e2, %e3;", "add.cc.u32 %r1, %r2, %r3;", "mov.v2.u32 %r1, %r2;",
     "ld.global.v3.b32 {%r1, %r2, %r3}, [%d1];", "ld.u32 %r1, [%d1];", "st.local.b32 [%r1], %r2;",
     "ld.shared.acquire.cta.b32 %r1, [%r2];", "call foo;", "brkpt;", "cvt.f32.f64 %f1, %e1;",
     "cvt.rn.f32.f16 %f1, %h1;", "mul.u32 %r1, %r2, %r3;", "bra.cond L;", "fence.proxy.weird;",
@@ -37,7 +37,7 @@ def test_unknown_forms_raise_with_line_and_text(line):
 
 
 def test_nothing_is_refused_only_when_executed():
-    text = kernel("bra END; add.rz.f32 %f1, %f2, %f3; END:")
+    text = kernel("bra END; add.rz.f64 %e1, %e2, %e3; END:")
     with pytest.raises(MachineError, match="instruction or modifier not implemented"):
         sim.parse(text)
 
