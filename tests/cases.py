@@ -221,5 +221,9 @@ ATTENTION_CASES = (
     _attention(1, 1, 1, 40, 70, 32, layouts="shifted row odd"),
     _attention(1, 2, 2, 128, 384, 128, config="D128, depth 1"),
     _attention(1, 1, 1, 200, 256, 64, config="D64, 2 consumers", grid=1),
+    _attention(1, 2, 2, 50, 140, 32, config="D32, 1 consumer"),
+    _attention(1, 1, 1, 64, 128, 64, config="D64, 1 consumer", dtype="f16"),
+    _attention(2, 1, 1, 30, 260, 128, config="D128, 1 consumer"),
+    _attention(1, 2, 1, 128, 64, 32, config="D32, 2 consumers"),
 )
 CASES = (*MATMUL_CASES, *ATTENTION_CASES)

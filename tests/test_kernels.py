@@ -40,6 +40,9 @@ def test_cases_cover_both_kernels_and_every_configuration_a_call_can_choose():
     tiles = {(o["tile_m"], o["tile_n"], o["stages"]) for o in _options("matmul")}
     chosen = {(c.tile_m, c.tile_n, c.stages) for c in operators.GEMM_CONFIGS}
     assert chosen <= tiles, f"not in CASES: {chosen - tiles}"
+    pairs = {(o["D"], o["consumers"]) for o in _options("attention")}
+    wanted = {(dim, n) for dim in operators.HEAD_DIMS for n in (1, 2, 3) if n < 3 or dim < 128}
+    assert wanted <= pairs, f"not in CASES: {wanted - pairs}"
 
 
 def _options(kernel: str) -> list[dict]:

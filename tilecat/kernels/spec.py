@@ -261,12 +261,20 @@ _LENGTHS = ((768, 16), (1536, 16), (3072, 16), (6144, 4), (12288, 4))
 ATTENTION_SHAPES = tuple(
     _attention_shape(dim, length, batch) for dim in (64, 128) for length, batch in _LENGTHS
 )
+
+
+def _attention_config(dim: int, consumers: int, more: str = "", stages: int = 2) -> Config:
+    items = (("D", dim), ("consumers", consumers), ("stages", stages))
+    return Config(f"D{dim}{more}", (*items, ("pingpong", consumers == 3)))
+
+
 ATTENTION_CONFIGS = (
-    Config("D128", (("D", 128), ("consumers", 2))),
-    Config("D64", (("D", 64), ("consumers", 3))),
-    Config("D32", (("D", 32), ("consumers", 3))),
-    Config("D128, depth 1", (("D", 128), ("consumers", 2), ("stages", 1))),
-    Config("D64, 2 consumers", (("D", 64), ("consumers", 2))),
+    _attention_config(128, 2),
+    _attention_config(64, 3),
+    _attention_config(32, 3),
+    *(_attention_config(dim, 1, ", 1 consumer") for dim in (32, 64, 128)),
+    *(_attention_config(dim, 2, ", 2 consumers") for dim in (32, 64)),
+    _attention_config(128, 2, ", depth 1", stages=1),
 )
 
 
