@@ -18,11 +18,16 @@ from .tiles import GlobalType, TileType
 
 
 class Scope(Enum):
-    """Who executes an op: every thread of the CTA, a warpgroup together, or one thread."""
+    """Who executes an op: all threads of the CTA, a warpgroup or a warp together, one thread."""
 
     CTA = "cta"
     WARPGROUP = "warpgroup"
+    WARP = "warp"
     THREAD = "thread"
+
+
+# Scopes that hold register tiles: 16 rows a warp.
+TILE_SCOPES = (Scope.WARPGROUP, Scope.WARP)
 
 
 class Access(Enum):

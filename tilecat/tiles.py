@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from .dtypes import DType, DTypeVar
+from .dtypes import DType, DTypeVar, f32
 from .errors import DTypeError, LayoutError
-from .layouts import RegisterLayout, SharedLayout
+from .layouts import RegisterLayout, SharedLayout, VectorLayout
+from .layouts.registers import Fragment, fragment_of
 
 
 @dataclass(frozen=True, repr=False)
@@ -65,22 +66,53 @@ class SharedTileType:
 
 @dataclass(frozen=True, repr=False)
 class RegTileType:
-    """A `rows x cols` tile in the registers of a warpgroup: the mma accumulator fragment.
+    """A `rows x cols` tile in the registers of a warpgroup or a warp: the mma fragment.
 
     Args:
-        dtype: element type; 16-bit elements pack in pairs.
-        rows: 64 (16 a warp).
-        cols: a multiple of 8 for 32-bit elements, of 16 for 16-bit ones.
+        dtype: element type; elements of 16 and 8 bits share 32-bit registers.
+        rows: a multiple of 16 a warp.
+        cols: a multiple of 8 (32 for 8-bit types).
+        warps: 4 (a warpgroup's tile) or 1 (a warp's).
+        order: "row" (accumulator, A operand) or "col" (its transpose: B of a warp's mma).
+        kept: the fragment of the type it was converted from, where that differs from its own.
     """
 
     dtype: DType
     rows: int
     cols: int
+    warps: int = 4
+    order: str = "row"
+    kept: Fragment | None = None
 
     @cached_property
     def layout(self) -> RegisterLayout:
         """Which lane and register hold which element."""
-        return RegisterLayout(self.dtype, self.rows, self.cols, self.rows // 16)
+        return RegisterLayout(
+            self.dtype, self.rows, self.cols, self.warps, self.order, self.kept
+        )
+
+    @classmethod
+    def of(cls, layout: RegisterLayout) -> RegTileType:
+        """The type of a layout."""
+        return cls(
+            layout.dtype, layout.rows, layout.cols, layout.warps, layout.order, layout.kept
+        )
+
+    def cast(self, dtype: DType) -> RegTileType:
+        """The type after converting every element where it is."""
+        return RegTileType.of(self.layout.cast(dtype))
+
+    def held_by(self, warps: int) -> RegTileType:
+        """The same tile held by 1 or 4 warps."""
+        return RegTileType(self.dtype, self.rows, self.cols, warps, self.order, self.kept)
+
+    def vector(self, axis: str) -> RegVecType:
+        """The type of a 32-bit vector with one value a row (axis "row") or column ("col")."""
+        layout = self.layout.vector(f"{axis}s")
+        dtype = self.dtype if self.dtype.bits == 32 else f32
+        kept = None if layout.fragment == fragment_of(dtype) else layout.fragment
+        side = "row" if layout.kind == "aligned" else "col"
+        return RegVecType(dtype, layout.length, side, False, self.warps, kept)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -90,51 +122,76 @@ class RegTileType:
     @property
     def elements(self) -> int:
         """Elements a thread holds."""
-        return self.rows * self.cols // (32 * self.rows // 16)
+        return self.layout.elements_per_thread
 
     @property
     def packed(self) -> bool:
-        """Whether two elements share a 32-bit register."""
-        return self.dtype.bits == 16
+        """Whether several elements share a 32-bit register."""
+        return self.dtype.bits < 32
 
     @property
     def registers(self) -> int:
         """32-bit registers a thread."""
-        return self.elements * self.dtype.bits // 32
+        return self.layout.registers_per_thread
 
     def __str__(self) -> str:
         """`rt[f32, 64, 256]`."""
-        return f"rt[{self.dtype.name}, {self.rows}, {self.cols}]"
+        order = "" if self.order == "row" else ", col"
+        warp = "" if self.warps == 4 else " of a warp"
+        return f"rt[{self.dtype.name}, {self.rows}, {self.cols}{order}]{warp}"
 
     __repr__ = __str__
 
 
 @dataclass(frozen=True, repr=False)
 class RegVecType:
-    """One value a row (axis "row") or a column (axis "col") of a warpgroup's register tile.
+    """A vector in registers: it goes with the rows or the columns of a register tile, or neither.
 
     Args:
         dtype: element type, 32 bits.
-        length: rows or columns of the tile it goes with.
-        axis: "row": 2 values a thread (rows r and r + 8), equal in the four lanes of a quad;
-            "col": 2 values a thread for every 8 columns, equal in the lanes of a column.
+        length: number of values.
+        axis: "row" (aligned): 2 values a thread for every 16 rows a warp, equal in the four lanes
+            of a quad; "col" (orthogonal): 2 values a thread for every 8 columns, equal in the
+            lanes of a column; "plain": no copies, value x in thread x mod threads. The names fit
+            row-order tiles; a column-order tile exchanges them.
         partial: each lane of the quad still holds its own share of a sum (`row_sum(partial=True)`).
+        warps: 4 or 1.
+        kept: the fragment of the tile it goes with, where that differs from its dtype's.
     """
 
     dtype: DType
     length: int
     axis: str = "row"
     partial: bool = False
+    warps: int = 4
+    kept: Fragment | None = None
+
+    @cached_property
+    def layout(self) -> VectorLayout:
+        """Which threads hold which value."""
+        kinds = {"row": "aligned", "col": "orthogonal", "plain": "plain"}
+        return VectorLayout(self.dtype, self.length, self.warps, kinds[self.axis], self.kept)
+
+    def held_by(self, warps: int) -> RegVecType:
+        """The same vector held by 1 or 4 warps."""
+        return RegVecType(self.dtype, self.length, self.axis, self.partial, warps, self.kept)
+
+    @property
+    def whole(self) -> RegVecType:
+        """The type of the finished sum."""
+        return RegVecType(self.dtype, self.length, self.axis, False, self.warps, self.kept)
 
     @property
     def registers(self) -> int:
         """32-bit registers a thread."""
-        return 2 if self.axis == "row" else self.length // 4
+        return self.layout.registers_per_thread
 
     def __str__(self) -> str:
         """`rv[f32, 64]`."""
-        extra = "" if self.axis == "row" else ", col"
-        return f"rv[{self.dtype.name}, {self.length}{extra}{', partial' if self.partial else ''}]"
+        extra = "" if self.axis == "row" else f", {self.axis}"
+        warp = "" if self.warps == 4 else " of a warp"
+        part = ", partial" if self.partial else ""
+        return f"rv[{self.dtype.name}, {self.length}{extra}{part}]{warp}"
 
     __repr__ = __str__
 
@@ -242,32 +299,43 @@ class _Shared:
 
 
 class _Register:
-    """`rt[dtype, 64, cols]`: the type of a warpgroup's register tile."""
+    """`rt[dtype, rows, cols]` or `rt[dtype, rows, cols, order]`: the type of a register tile.
+
+    A warpgroup holds tiles of a multiple of 64 rows, a warp of 16 (of columns, for order "col").
+    """
 
     def __getitem__(self, items: tuple[object, ...]) -> RegTileType:
-        if not isinstance(items, tuple) or len(items) != 3:
-            raise LayoutError("rt: wants rt[dtype, rows, cols]")
-        dtype, rows, cols = items
+        if not isinstance(items, tuple) or len(items) not in (3, 4):
+            raise LayoutError("rt: wants rt[dtype, rows, cols] or rt[dtype, rows, cols, order]")
+        dtype, rows, cols, *rest = items
         _require_dtype("rt", dtype)
         _require_extents("rt", (rows, cols))
-        if rows != 64:
+        order = str(rest[0]) if rest else "row"
+        if order not in ("row", "col"):
+            raise LayoutError(f'rt: order is "row" or "col", got {rest[0]!r}')
+        assert isinstance(dtype, DType), "checked above"
+        assert isinstance(rows, int) and isinstance(cols, int), "checked above"
+        along, across = (rows, cols) if order == "row" else (cols, rows)
+        names = ("rows", "columns") if order == "row" else ("columns", "rows")
+        if along % 16:
             raise LayoutError(
-                f"rt: a warpgroup's register tile has 64 rows (16 a warp), got rows={rows}",
-                hint="use one 64-row tile a consumer",
+                f"rt: a register tile has a multiple of 16 {names[0]} (16 a warp; 64 for a "
+                f"warpgroup), got {names[0]}={along}",
+                hint=f"nearest legal: {along // 16 * 16 or 16} and {along // 16 * 16 + 16}",
             )
-        assert isinstance(dtype, DType) and isinstance(cols, int), "checked above"
-        step = 16 if dtype.bits == 16 else 8
-        if cols % step:
-            low = cols // step * step
+        step = {32: 8, 16: 16, 8: 32}[dtype.bits]
+        if across % step:
+            low = across // step * step
             raise LayoutError(
-                f"rt: columns of a {dtype.name} tile are a multiple of {step}, got cols={cols}",
-                hint=f"nearest legal widths: {low or step} and {low + step}",
+                f"rt: {names[1]} of a {dtype.name} tile are a multiple of {step}, "
+                f"got {names[1]}={across}",
+                hint=f"nearest legal: {low or step} and {low + step}",
             )
-        return RegTileType(dtype, rows, cols)
+        return RegTileType(dtype, rows, cols, 4 if along % 64 == 0 else 1, order)
 
 
 class _RegisterVector:
-    """`rv[dtype, length]` or `rv[dtype, length, "col"]`: the type of a register vector."""
+    """`rv[dtype, length]` or `rv[dtype, length, axis]`: the type of a register vector."""
 
     def __getitem__(self, items: tuple[object, ...]) -> RegVecType:
         if not isinstance(items, tuple) or not 2 <= len(items) <= 4:
@@ -277,11 +345,23 @@ class _RegisterVector:
         _require_extents("rv", (length,))
         axis = rest[0] if rest else "row"
         partial = rest[1:] == ["partial"]
-        if axis not in ("row", "col"):
-            raise LayoutError(f'rv: axis is "row" or "col", got {axis!r}')
-        if axis == "row" and length != 64:
-            raise LayoutError(f"rv: a row vector of a warpgroup has 64 values, got {length}")
-        return RegVecType(dtype, length, str(axis), partial)  # type: ignore[arg-type]
+        if axis not in ("row", "col", "plain"):
+            raise LayoutError(f'rv: axis is "row", "col" or "plain", got {axis!r}')
+        assert isinstance(dtype, DType) and isinstance(length, int), "checked above"
+        if dtype.bits != 32:
+            raise DTypeError(
+                f"rv: a register vector has 32-bit elements, got {dtype.name}",
+                hint="use f32, and convert the tile it meets",
+            )
+        unit = {"row": 16, "col": 8, "plain": 1}[str(axis)]
+        if length % unit:
+            raise LayoutError(
+                f"rv: the length of a {axis} vector is a multiple of {unit}, got {length}",
+                hint=f"nearest legal: {length // unit * unit or unit} and "
+                f"{length // unit * unit + unit}",
+            )
+        warps = 1 if axis == "row" and length % 64 else 4
+        return RegVecType(dtype, length, str(axis), partial, warps)
 
 
 gl = _Global()

@@ -230,25 +230,34 @@ class Writer:
 
         return self.invariant("lead", "pred", "lead", build)
 
-    def lane_row(self) -> str:
-        """First row of a 64-row fragment this thread holds: 16 warp + lane / 4."""
-        lane, warp = self.lane(), self.warp()
+    def lane_row(self, warps: int = 4) -> str:
+        """First row of a fragment this thread holds: 16 warp + lane / 4; a warp's own: lane / 4."""
+        lane = self.lane()
+        warp = self.warp() if warps > 1 else None
 
         def build(register: str) -> None:
             self.line(ptx.alu("shr.u32", register, lane, 2))
-            self.line(ptx.alu("mad.lo.u32", register, warp, 16, register))
+            if warp is not None:
+                self.line(ptx.alu("mad.lo.u32", register, warp, 16, register))
 
-        return self.local("lane_row", "b32", "lane_row", build)
+        return self.local(("lane_row", warps), "b32", "lane_row", build)
 
-    def lane_col(self) -> str:
-        """First column of an 8-column fragment this thread holds: 2 (lane mod 4)."""
+    def lane_col(self, run: int = 2) -> str:
+        """First column of a fragment this thread holds: run (lane mod 4), run 2 for 16 bits."""
         lane = self.lane()
 
         def build(register: str) -> None:
             self.line(ptx.alu("and.b32", register, lane, 3))
-            self.line(ptx.alu("shl.b32", register, register, 1))
+            if run > 1:
+                self.line(ptx.alu("shl.b32", register, register, run.bit_length() - 1))
 
-        return self.local("lane_col", "b32", "lane_col", build)
+        return self.local(("lane_col", run), "b32", "lane_col", build)
+
+    def lane_position(self, kind: RegTileType, axis: str) -> str:
+        """First row (axis "row") or column ("col") of a register tile this thread holds."""
+        if (axis == "row") == (kind.order == "row"):
+            return self.lane_row(kind.warps)
+        return self.lane_col(kind.layout.fragment.run)
 
     def elected(self, scope: Scope) -> str | None:
         """Predicate that leaves one thread of the scope; None where one runs anyway."""

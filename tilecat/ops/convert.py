@@ -7,37 +7,44 @@ from typing import Any, ClassVar
 
 from ..dtypes import DType
 from ..errors import DTypeError, LayoutError
-from ..ir import Access, Effect, Op, Scope, Value, attribute, operand
+from ..ir import TILE_SCOPES, Access, Effect, Op, Scope, Value, attribute, operand
 from ..ptx import instructions as ptx
-from ..tiles import RegTileType, TileType
+from ..tiles import RegTileType, RegVecType, TileType
+from .elements import computed_in, pack, register_kind, unpack
 
-# f32 pair -> packed pair, high element first (PTX ISA 9.7.9.21)
-PACK = {"bf16": "cvt.rn.bf16x2.f32", "f16": "cvt.rn.f16x2.f32"}
+CASTABLE = ("f32", "tf32", "bf16", "f16", "e4m3", "e5m2", "s32", "u32", "s8", "u8")
 
 
 @dataclass(eq=False)
 class Cast(Op):
-    """`out = dtype(tile)`, rounded to nearest even; the fragment stays where it is."""
+    """`out = dtype(x)`; every element stays in its thread.
 
-    scopes: ClassVar[tuple[Scope, ...]] = (Scope.WARPGROUP,)
+    Floats round to nearest even (tf32: to nearest, ties away), 8-bit types saturate, a float to
+    an integer rounds to nearest even and saturates.
+    """
+
+    scopes: ClassVar[tuple[Scope, ...]] = TILE_SCOPES
     tile: Value = operand()
     dtype: DType = attribute()
     out: Value | None = operand(default=None)
 
     def infer(self) -> tuple[TileType, ...]:
-        """The tile's shape in the new dtype."""
+        """The same shape in the new dtype."""
         kind = self.tile.type
-        if not isinstance(kind, RegTileType):
-            raise LayoutError(f"cast: wanted a register tile, got {kind}")
-        pair = (kind.dtype.name, self.dtype.name)
-        if pair not in {*(("f32", d) for d in PACK), *((d, "f32") for d in PACK)}:
-            raise DTypeError(
-                f"cast: f32 to bf16 or f16 and back, got {pair[0]} to {pair[1]}",
-                hint="go through f32",
+        if not isinstance(kind, RegTileType | RegVecType):
+            raise LayoutError(f"cast: wanted a register tile or vector, got {kind}")
+        if self.dtype.name not in CASTABLE:
+            raise DTypeError(f"cast: to {', '.join(CASTABLE)}, got {self.dtype.name}")
+        if isinstance(kind, RegVecType):
+            if self.dtype.bits != 32:
+                raise DTypeError(f"cast: a vector has 32-bit elements, got {self.dtype.name}")
+            result: TileType = RegVecType(
+                self.dtype, kind.length, kind.axis, kind.partial, kind.warps, kind.kept
             )
-        if kind.cols % 16:
-            raise LayoutError(f"cast: 16-bit tiles have a multiple of 16 columns, got {kind}")
-        result = RegTileType(self.dtype, kind.rows, kind.cols)
+        else:
+            if self.dtype.bits == 16 and kind.cols % 16 and kind.order == "row":
+                raise LayoutError(f"cast: 16-bit tiles have a multiple of 16 columns, got {kind}")
+            result = kind.cast(self.dtype)
         if self.out is None:
             return (result,)
         if self.out.type != result:
@@ -50,40 +57,25 @@ class Cast(Op):
         return (Effect(Access.READ, self.tile), Effect(Access.WRITE, target))
 
     def emit(self, w: Any) -> None:
-        """One `cvt` a pair of elements, or two to unpack."""
+        """Unpacks, converts between f32 and s32 where needed, packs."""
         target = self.out if self.out is not None else self.result
-        source, dst = w.regs(self.tile), w.regs(target)
-        if self.dtype.name in PACK:
-            pack(w, self.dtype.name, source, dst)
-            return
         kind = self.tile.type
-        assert isinstance(kind, RegTileType), "checked in infer"
-        for index, packed in enumerate(source):
-            low, high = dst[2 * index], dst[2 * index + 1]
-            if kind.dtype.name == "bf16":
-                unpack_bf16(w, packed, low, high)
-            else:
-                unpack_f16(w, packed, low, high)
+        assert isinstance(kind, RegTileType | RegVecType), "checked in infer"
+        elements = unpack(w, kind, w.regs(self.tile))
+        convert(w, kind.dtype, self.dtype, elements)
+        pack(w, self.dtype, elements, w.regs(target))
 
 
-def pack(w: Any, name: str, source: tuple[str, ...], dst: tuple[str, ...]) -> None:
-    """Rounds pairs of f32 registers into packed 16-bit registers."""
-    for index, register in enumerate(dst):
-        w.line(ptx.alu(PACK[name], register, source[2 * index + 1], source[2 * index]))
-
-
-def unpack_bf16(w: Any, packed: str, low: str, high: str) -> None:
-    """A bf16 is the upper half of an f32."""
-    bits = w.new("b32", "bits")
-    w.line(ptx.alu("shl.b32", bits, packed, 16))
-    w.line(ptx.alu("mov.b32", low, bits))
-    w.line(ptx.alu("and.b32", bits, packed, "0xffff0000"))
-    w.line(ptx.alu("mov.b32", high, bits))
-
-
-def unpack_f16(w: Any, packed: str, low: str, high: str) -> None:
-    """Splits the pair and converts each half."""
-    first, second = w.new("b16", "low"), w.new("b16", "high")
-    w.line(ptx.alu("mov.b32", ptx.vector((first, second)), packed))
-    w.line(ptx.alu("cvt.f32.f16", low, first))
-    w.line(ptx.alu("cvt.f32.f16", high, second))
+def convert(w: Any, source: DType, target: DType, elements: list[str]) -> None:
+    """Replaces 32-bit elements of one type by those of another: f32, s32 or u32."""
+    have, want = computed_in(source), computed_in(target)
+    if have == want:
+        return
+    for index, element in enumerate(elements):
+        result = w.new(register_kind(want), "converted")
+        if want.is_float:
+            opcode = "cvt.rn.f32.u32" if source.name == "u32" else "cvt.rn.f32.s32"
+        else:
+            opcode = "cvt.rni.u32.f32" if target.name == "u32" else "cvt.rni.s32.f32"
+        w.line(ptx.alu(opcode, result, element))
+        elements[index] = result

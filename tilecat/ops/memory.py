@@ -15,7 +15,7 @@ from ..layouts.access import MATRIX_ROWS
 from ..layouts.banks import WARP
 from ..ptx import instructions as ptx
 from ..tiles import RegTileType, RegVecType, SharedTileType, TileType
-from .convert import PACK, pack
+from .elements import PACK, pack
 from .scalar import Operand
 
 WARPGROUP_THREADS = 128
@@ -193,7 +193,7 @@ class StoreShared(Op):
             if rounds:
                 elements = registers[access.index : access.index + plan.elements]
                 part = tuple(w.new("b32", "packed") for _ in range(plan.elements // 2))
-                pack(w, self._stored().dtype.name, elements, part)
+                pack(w, self._stored().dtype, elements, part)
             else:
                 part = _registers_of(registers, self._stored(), access, plan)
             if plan.kind == "matrix":
