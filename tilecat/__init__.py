@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from . import dtypes, layouts
 from .driver import KernelFunction, kernel
-from .dtypes import DType, DTypeVar, bf16, f16, f32, s32, u32
+from .dtypes import DType, DTypeVar, bf16, e4m3, e5m2, f16, f32, s8, s32, tf32, u8, u32
 from .errors import (
     ArchError,
     DTypeError,
@@ -43,18 +43,33 @@ from .language.functions import (
     rcp,
     relu,
     require,
-    row_max,
-    row_min,
-    row_sum,
     rsqrt,
     sqrt,
     store,
     tanh,
-    total,
     zeros,
 )
+from .language.reductions import (
+    col_absmax,
+    col_max,
+    col_min,
+    col_prod,
+    col_sum,
+    reduce_vector,
+    row_absmax,
+    row_max,
+    row_min,
+    row_prod,
+    row_sum,
+    tile_absmax,
+    tile_max,
+    tile_min,
+    tile_prod,
+    tile_sum,
+    total,
+)
 from .language.scalars import cdiv, select, var
-from .language.sections import cta_id, num_ctas, shared, sync, warpgroup
+from .language.sections import cta_id, num_ctas, shared, sync, warp_id, warpgroup, warps
 from .pipeline.ring import load_async
 from .pipeline.scheduler import Schedule, grouped, row_major, sequence_first
 from .pipeline.templates import lcf

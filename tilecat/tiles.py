@@ -210,6 +210,17 @@ class BarrierType:
 
 
 @dataclass(frozen=True, repr=False)
+class BytesType:
+    """Shared memory without elements: scratch of a warpgroup."""
+
+    def __str__(self) -> str:
+        """`bytes`."""
+        return "bytes"
+
+    __repr__ = __str__
+
+
+@dataclass(frozen=True, repr=False)
 class GlobalType:
     """A global tensor: element type and named extents, outermost first.
 
@@ -235,7 +246,7 @@ class GlobalType:
 
 
 TileType = (
-    ScalarType | SharedTileType | RegTileType | RegVecType | BarrierType | GlobalType
+    ScalarType | SharedTileType | RegTileType | RegVecType | BarrierType | BytesType | GlobalType
 )
 
 

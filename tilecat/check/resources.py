@@ -8,11 +8,12 @@ from ..arch import Arch
 from ..errors import ResourceError
 from ..ir import Block, Kernel, Op, Value
 from ..ops.control import RoleSection
-from ..ops.memory import AllocShared
+from ..ops.memory import WARPGROUP_THREADS, AllocScratch, AllocShared
 from ..ops.mma import Mma
 from ..ops.sync import AllocBarriers
 from ..tiles import RegTileType
 
+SCRATCH_ALIGN = 16  # bytes, the widest plain access
 BARRIER_BYTES = 8  # PTX ISA 9.7.13.15.1: an mbarrier is a 64-bit object
 
 
@@ -51,6 +52,11 @@ def place_shared(kernel: Kernel, arch: Arch) -> SharedMap:
         if isinstance(barrier, AllocBarriers):
             offsets[id(barrier)] = cursor
             cursor += barrier.count * BARRIER_BYTES
+    for scratch in kernel.body.walk():
+        if isinstance(scratch, AllocScratch):
+            cursor = -(-cursor // SCRATCH_ALIGN) * SCRATCH_ALIGN
+            offsets[id(scratch)] = cursor
+            cursor += scratch.num_bytes * -(-kernel.threads // WARPGROUP_THREADS)
     total = cursor + arch.limit("shared_base_align")
     limit = arch.limit("shared_bytes_per_cta")
     if total > limit:

@@ -17,6 +17,7 @@ from ..check import CheckedKernel
 from ..errors import ArchError, Loc
 from ..ir import Block, Op, ScalarArg, Scope, TensorArg, Value
 from ..layouts import AccessPlan, MatrixDescriptor
+from ..ops.memory import AllocScratch
 from ..ptx import instructions as ptx
 from ..tiles import RegTileType, RegVecType, ScalarType
 from . import lanes
@@ -258,6 +259,29 @@ class Writer:
         if (axis == "row") == (kind.order == "row"):
             return self.lane_row(kind.warps)
         return self.lane_col(kind.layout.fragment.run)
+
+    def rank(self, warps: int) -> str:
+        """Thread in its warpgroup (4 warps) or lane in its warp (1)."""
+        return self.lane() if warps == 1 else self._bits("rank", 0, 127)
+
+    def sync_warpgroup(self) -> None:
+        """All threads of the warpgroup meet, at the named barrier it has for itself."""
+        number = self.new("b32", "number")
+        self.line(ptx.alu("add.u32", number, self.warpgroup(), 1))
+        self.line(ptx.bar_sync(number, 128))
+
+    def scratch(self, value: Value) -> str:
+        """Address of this warpgroup's scratch."""
+        op = value.op
+        assert isinstance(op, AllocScratch), "scratch comes from AllocScratch"
+        base = Address(self.smem(), self.checked.offset(op))
+        number, warpgroup = op.num_bytes, self.warpgroup()
+
+        def build(register: str) -> None:
+            self.line(ptx.alu("mad.lo.u32", register, warpgroup, number, base.base))
+            self.line(ptx.alu("add.u32", register, register, base.offset))
+
+        return self.local("scratch", "b32", "scratch", build)
 
     def elected(self, scope: Scope) -> str | None:
         """Predicate that leaves one thread of the scope; None where one runs anyway."""

@@ -5,17 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from .. import dtypes
-from ..builder import add
+from ..builder import add, current
 from ..dtypes import DType
 from ..errors import DTypeError, LayoutError
-from ..ir import Value
+from ..ir import Scope, Value
 from ..ops.convert import Cast
 from ..ops.elementwise import AllocRegisters, Fill, MaskTail
 from ..ops.global_memory import LoadGlobal, StoreGlobal
 from ..ops.inline import Inline
-from ..ops.memory import LoadShared, StoreShared, StoreVector
+from ..ops.memory import LoadShared, StoreShared
 from ..ops.mma import Mma, MmaWait
-from ..ops.reduce import RowReduce, Total
 from ..tiles import RegTileType, RegVecType, ScalarType, SharedTileType
 from .scalars import Scalar, operand_of, unary
 from .values import (
@@ -31,33 +30,49 @@ from .values import (
 )
 
 
-def full(kind: RegTileType | RegVecType, value: Any) -> Any:
-    """A new register tile or vector with every element `value`.
+def _held(kind: Any, name: str) -> Any:
+    """The type as the current scope holds it: over one warp or four.
 
-    Scope: warpgroup. PTX: `mov`, one a register.
+    Raises:
+        LayoutError: too few rows for four warps.
     """
-    return wrap(add(Fill(_registers_type(kind, "full"), operand_of(value, "full"))).result)
-
-
-def zeros(kind: RegTileType | RegVecType) -> Any:
-    """A new register tile or vector of zeros. Scope: warpgroup."""
-    dtype = _registers_type(kind, "zeros").dtype
-    return full(kind, 0.0 if dtype.is_float and dtype.bits == 32 else 0)
-
-
-def empty(kind: RegTileType | RegVecType) -> Any:
-    """A new register tile or vector, undefined until written."""
-    return wrap(add(AllocRegisters(_registers_type(kind, "empty"))).result)
-
-
-def _registers_type(kind: Any, name: str) -> RegTileType | RegVecType:
     if not isinstance(kind, RegTileType | RegVecType):
         raise LayoutError(
             f"{name}: wanted the type of a register tile or vector, got {kind!r} "
             f"({type(kind).__name__})",
             hint=f"tc.{name}(tc.rt[tc.f32, 64, 64])",
         )
-    return kind
+    warps = 1 if current().scope is Scope.WARP else 4
+    along = kind.layout.rows if isinstance(kind, RegTileType) else kind.length
+    if isinstance(kind, RegTileType) and kind.order == "col":
+        along = kind.cols
+    spread = isinstance(kind, RegTileType) or kind.axis == "row"
+    if spread and along % (16 * warps):
+        what = "rows" if getattr(kind, "order", "row") == "row" else "columns"
+        raise LayoutError(
+            f"{name}: a warpgroup's register tile has a multiple of 64 {what} (16 a warp), "
+            f"got {kind}",
+            hint="use 64-row tiles, or hold it in one warp: with tc.warps():",
+        )
+    return kind.held_by(warps)
+
+
+def full(kind: RegTileType | RegVecType, value: Any) -> Any:
+    """A new register tile or vector with every element `value`.
+
+    Scope: warpgroup. PTX: `mov`, one a register.
+    """
+    return wrap(add(Fill(_held(kind, "full"), operand_of(value, "full"))).result)
+
+
+def zeros(kind: RegTileType | RegVecType) -> Any:
+    """A new register tile or vector of zeros. Scope: warpgroup."""
+    return full(kind, 0.0 if _held(kind, "zeros").dtype.is_float else 0)
+
+
+def empty(kind: RegTileType | RegVecType) -> Any:
+    """A new register tile or vector, undefined until written."""
+    return wrap(add(AllocRegisters(_held(kind, "empty"))).result)
 
 
 def fill(tile: Registers, value: Any) -> None:
@@ -146,41 +161,6 @@ def mul(a: Any, b: Any, out: Any = None) -> Any:
 def fma(a: Any, b: Any, c: Any, out: Any = None) -> Any:
     """`a * b + c`, rounded once; tiles, vectors and scalars broadcast."""
     return apply_map("fma", a, b, c, out=out)
-
-
-def row_max(tile: RegTile, initial: RegVec | None = None) -> RegVec:
-    """`max over c of tile[r, c]` (and `initial[r]`); NaN elements are ignored.
-
-    Scope: warpgroup. PTX: `max.f32`, and two `shfl.sync.bfly` a row.
-    """
-    return _reduce("max", tile, initial, False)
-
-
-def row_min(tile: RegTile, initial: RegVec | None = None) -> RegVec:
-    """`min over c of tile[r, c]` (and `initial[r]`); NaN elements are ignored."""
-    return _reduce("min", tile, initial, False)
-
-
-def row_sum(tile: RegTile, initial: RegVec | None = None, *, partial: bool = False) -> RegVec:
-    """`sum over c of tile[r, c]` (and `initial[r]`), in f32.
-
-    Args:
-        tile: f32 register tile.
-        initial: a row vector to add.
-        partial: leave each lane's share; finish with `tc.total`. Saves exchanges in a loop.
-    """
-    return _reduce("sum", tile, initial, partial)
-
-
-def _reduce(name: str, tile: RegTile, initial: RegVec | None, partial: bool) -> RegVec:
-    source = registers_of(tile, f"row_{name}")
-    start = None if initial is None else registers_of(initial, f"row_{name}: initial")
-    return wrap(add(RowReduce(name, source, start, partial)).result)  # type: ignore[no-any-return]
-
-
-def total(vector: RegVec) -> RegVec:
-    """Finishes a partial row sum: adds the shares of the four lanes that hold a row."""
-    return wrap(add(Total(registers_of(vector, "total"))).result)  # type: ignore[no-any-return]
 
 
 def mask_cols(tile: RegTile, limit: Any, value: float) -> None:
@@ -286,7 +266,7 @@ def store(destination: Any, source: Any) -> None:
         add(StoreShared(_tile_of(destination, "store"), _tile_of(source, "store")))
     elif isinstance(source, RegVec):
         coords = destination.coords(source.type.length)
-        add(StoreVector(source.value, coords, destination.arg))
+        add(StoreGlobal(source.value, coords, destination.arg))
     else:
         value = _registers(source, "store")
         add(StoreGlobal(value, destination.coords(*value.type.shape), destination.arg))  # type: ignore[union-attr]
@@ -298,25 +278,28 @@ def _registers(value: Any, name: str) -> Value:
     return value.value
 
 
-def load(source: Any, kind: RegTileType | RegVecType | None = None) -> Any:
+def load(
+    source: Any, kind: RegTileType | RegVecType | None = None, *, order: str = "row"
+) -> Any:
     """A new register tile with the contents of a shared tile, or of a place in a tensor.
 
     Args:
         source: a 64-row shared tile, or a place: `A[row, col]`, `bias[col]`.
         kind: for a place, the registers' type: `rt[f32, 64, 64]`, `rv[f32, 64]`. Elements outside
             the tensor are zero. Any strides do, one load an element: a pipeline is the fast way.
+        order: for a shared tile, the fragment: "row", or "col" for the B operand of a warp's mma.
 
     Scope: warpgroup. PTX: `ldmatrix`, or `ld`.
     """
     if not isinstance(source, GlobalTile):
-        return wrap(add(LoadShared(_tile_of(source, "load"))).result)
+        return wrap(add(LoadShared(_tile_of(source, "load"), order)).result)
     if not isinstance(kind, RegTileType | RegVecType):
         raise LayoutError(
             f"load: a place in a tensor needs the registers' type, got {kind!r}",
             hint="tc.load(A[i, j], tc.rt[A.dtype, 64, 64])",
         )
     extents = kind.shape if isinstance(kind, RegTileType) else (kind.length,)
-    return wrap(add(LoadGlobal(kind, source.coords(*extents), source.arg)).result)
+    return wrap(add(LoadGlobal(_held(kind, "load"), source.coords(*extents), source.arg)).result)
 
 
 def inline(text: str, *operands: Any, writes: tuple[int, ...] = ()) -> None:

@@ -10,9 +10,9 @@ from ..builder import Builder, add, assigned_name, current
 from ..errors import LayoutError, ScopeError
 from ..ir import Role, Scope
 from ..ops.control import RoleSection
-from ..ops.memory import AllocShared
-from ..ops.scalar import SpecialRegister
-from ..ops.sync import FenceAsync, NamedBarrier
+from ..ops.memory import AllocShared, ViewShared
+from ..ops.scalar import SpecialRegister, WarpIndex
+from ..ops.sync import FenceAsync, NamedBarrier, WarpSync
 from ..tiles import SharedTileType
 from .scalars import Scalar, binary, operand_of
 from .values import SharedTile
@@ -39,6 +39,27 @@ def warpgroup() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def warps() -> Iterator[None]:
+    """`with tc.warps():` each warp executes the body by itself, with register tiles of its own.
+
+    Inside a `tc.warpgroup` block or a consumer's hole. `tc.warp_id()` tells the warps apart.
+    """
+    builder = current()
+    if builder.scope is not Scope.WARPGROUP:
+        raise ScopeError(
+            f"tc.warps: splits a warpgroup, got scope={builder.scope.value}",
+            hint="with tc.warpgroup(): with tc.warps():",
+        )
+    with builder.within(builder.block, Scope.WARP):
+        yield
+
+
+def warp_id() -> Scalar:
+    """Number of this warp in the CTA, uniform in the warp."""
+    return Scalar(add(WarpIndex()).result)
+
+
 def _check_alone(builder: Builder, section: Any) -> None:
     kernel = builder.kernel
     if "template" in kernel.facts:
@@ -54,24 +75,51 @@ def _check_alone(builder: Builder, section: Any) -> None:
         )
 
 
-def shared(kind: SharedTileType) -> SharedTile:
-    """A tile in shared memory, undefined until written."""
+class SharedTiles:
+    """Several shared tiles of one type: `tiles[i]`, with a run-time index too."""
+
+    def __init__(self, op: AllocShared):
+        self.op = op
+
+    def __len__(self) -> int:
+        """How many."""
+        return self.op.copies
+
+    def __getitem__(self, index: Any) -> SharedTile:
+        """Tile `index`."""
+        if isinstance(index, int) and not 0 <= index < self.op.copies:
+            raise LayoutError(f"shared: {self.op.copies} tiles, got index={index}")
+        place = operand_of(index, "shared")
+        view = ViewShared(self.op.result, place, self.op.stride_bytes, self.op.tile)
+        return SharedTile(add(view).result)
+
+
+def shared(kind: SharedTileType, count: int | None = None) -> Any:
+    """A tile in shared memory, undefined until written; with a count, that many, to index."""
     if not isinstance(kind, SharedTileType):
         raise LayoutError(
             f"shared: wanted a shared tile's type, got {kind!r} ({type(kind).__name__})",
             hint="tc.shared(tc.st[tc.bf16, 64, 64])",
         )
     name = assigned_name(current().loc()) or "shared"
-    return SharedTile(add(AllocShared(kind, name)).result)
+    if count is None:
+        return SharedTile(add(AllocShared(kind, name)).result)
+    op = AllocShared(kind, name, count)
+    add(op)
+    return SharedTiles(op)
 
 
 def sync() -> None:
-    """Waits for all threads of the warpgroup.
+    """Waits for all threads of the warpgroup (in a `tc.warps` block, of the warp).
 
     What they wrote to shared tiles before is there after, for the threads, mma and TMA.
-    PTX: `fence.proxy.async`, `bar.sync`.
+    PTX: `fence.proxy.async`, `bar.sync` (or `bar.warp.sync`).
     """
     builder = current()
+    if builder.scope is Scope.WARP:
+        add(FenceAsync())
+        add(WarpSync())
+        return
     if builder.scope is not Scope.WARPGROUP:
         raise ScopeError(
             f"sync: must be executed by a warpgroup, got scope={builder.scope.value}",

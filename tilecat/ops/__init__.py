@@ -8,9 +8,9 @@ from .convert import Cast
 from .elementwise import AllocRegisters, Fill, Map, MaskTail
 from .global_memory import LoadGlobal, StoreGlobal
 from .inline import Inline
-from .memory import AllocShared, LoadShared, StoreShared, StoreVector, ViewShared
+from .memory import AllocScratch, AllocShared, LoadShared, StoreShared, ViewShared
 from .mma import Mma, MmaWait
-from .reduce import RowReduce, Total
+from .reduce import Reduce, ReduceVector, Total
 from .scalar import (
     Binary,
     Compare,
@@ -25,6 +25,7 @@ from .scalar import (
     SpecialRegister,
     Unary,
     WarpgroupIndex,
+    WarpIndex,
 )
 from .sync import (
     AllocBarriers,
@@ -34,18 +35,19 @@ from .sync import (
     InitBarriers,
     NamedBarrier,
     WaitBarrier,
+    WarpSync,
 )
 from .tma import BulkWait, CopyByThreads, TmaLoad, TmaStore
 
 ALL_OPS: tuple[type[Op], ...] = (
-    SpecialRegister, WarpgroupIndex, Extent, ScalarArgument, Binary, Unary, Compare, Not, Select,
+    SpecialRegister, WarpgroupIndex, WarpIndex, Extent, ScalarArgument, Binary, Unary, Compare, Not, Select,
     ConvertScalar, NewVar, GetVar, SetVar,
     Range, When, OneThread, RoleSection,
-    AllocBarriers, InitBarriers, Arrive, ArriveExpect, WaitBarrier, NamedBarrier, FenceAsync,
-    AllocShared, ViewShared, StoreShared, LoadShared, StoreVector,
+    AllocBarriers, InitBarriers, Arrive, ArriveExpect, WaitBarrier, NamedBarrier, FenceAsync, WarpSync,
+    AllocShared, AllocScratch, ViewShared, StoreShared, LoadShared,
     LoadGlobal, StoreGlobal,
     TmaLoad, TmaStore, BulkWait, CopyByThreads,
-    Mma, MmaWait, AllocRegisters, Map, Fill, MaskTail, RowReduce, Total, Cast, Inline,
+    Mma, MmaWait, AllocRegisters, Map, Fill, MaskTail, Reduce, ReduceVector, Total, Cast, Inline,
 )  # fmt: skip
 
 __all__ = [op.__name__ for op in ALL_OPS] + ["ALL_OPS"]

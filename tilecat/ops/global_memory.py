@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
+
 from ..errors import DTypeError, LayoutError
-from ..ir import Access, Effect, Op, Scope, TensorArg, Value, attribute, operand
+from ..ir import TILE_SCOPES, Access, Effect, Op, Scope, TensorArg, Value, attribute, operand
 from ..ptx import instructions as ptx
 from ..tiles import RegTileType, RegVecType, TileType
 from .scalar import Operand, require_s32
@@ -110,22 +112,34 @@ def place_of(
 ) -> tuple[_Place, list[dict[int, int]]]:
     """Where a tile or vector lies, and each element's steps from the thread's first.
 
-    Element i of a tile is row r + 8 h, column 8 j + 2 q + e with i = 4 j + 2 h + e, as in
-    `elementwise.element_source`; a row vector has the h, a column vector the 2 j + e.
+    Read off the layouts at thread 0; the other threads' elements are shifted alike.
     """
     last = arg.type.rank - 1
     if isinstance(kind, RegTileType):
-        place = _Place(w, arg, coords, {last - 1: w.lane_row(), last: w.lane_col()})
-        steps = [
-            {last - 1: 8 * (i >> 1 & 1), last: 8 * (i >> 2) + (i & 1)} for i in range(kind.elements)
-        ]
-    elif kind.axis == "row":
-        place = _Place(w, arg, coords, {last: w.lane_row()})
-        steps = [{last: 8 * i} for i in range(kind.registers)]
+        first = {last - 1: w.lane_position(kind, "row"), last: w.lane_position(kind, "col")}
+        rows, cols = kind.layout.row_col(0, np.arange(kind.elements))
+        steps = [{last - 1: int(r), last: int(c)} for r, c in zip(rows, cols, strict=True)]
+        return _Place(w, arg, coords, first), steps
+    if kind.axis == "row":
+        start = w.lane_row(kind.warps)
+    elif kind.axis == "col":
+        start = w.lane_col(kind.layout.fragment.run)
     else:
-        place = _Place(w, arg, coords, {last: w.lane_col()})
-        steps = [{last: 8 * (i >> 1) + (i & 1)} for i in range(kind.registers)]
-    return place, steps
+        start = w.rank(kind.warps)
+    positions = kind.layout.position(0, np.arange(kind.registers))
+    return _Place(w, arg, coords, {last: start}), [{last: int(p)} for p in positions]
+
+
+def owner(w: Any, kind: RegTileType | RegVecType) -> str | None:
+    """Predicate: this thread's copy of a vector's values is the one that is stored."""
+    if isinstance(kind, RegTileType) or kind.axis == "plain":
+        return None
+    mine = w.new("pred", "owner")
+    if kind.axis == "row":
+        w.line(ptx.alu("setp.eq.u32", mine, w.lane_col(1), 0))
+    else:
+        w.line(ptx.alu("setp.lt.u32", mine, w.rank(kind.warps), 4))
+    return str(mine)
 
 
 @dataclass(eq=False)
@@ -139,7 +153,7 @@ class LoadGlobal(Op):
     """
 
     verb: ClassVar[str] = "load"
-    scopes: ClassVar[tuple[Scope, ...]] = (Scope.WARPGROUP,)
+    scopes: ClassVar[tuple[Scope, ...]] = TILE_SCOPES
     kind: RegTileType | RegVecType = attribute()
     coords: tuple[Operand, ...] = operand()
     arg: TensorArg = attribute()
@@ -156,21 +170,48 @@ class LoadGlobal(Op):
     def emit(self, w: Any) -> None:
         """One predicated `ld.global` an element."""
         place, steps = place_of(w, self.kind, self.arg, self.coords)
-        if self.kind.dtype.bits == 32:
-            for register, step in zip(w.regs(self.result), steps, strict=True):
-                self._load(w, place, step, register)
-            return
+        per = 32 // self.kind.dtype.bits
         for index, register in enumerate(w.regs(self.result)):
-            pair = (w.new("b16", "low"), w.new("b16", "high"))
-            for half, step in zip(pair, steps[2 * index :], strict=False):
-                self._load(w, place, step, half)
-            w.line(ptx.alu("mov.b32", register, ptx.vector(pair)))
+            mine = steps[per * index : per * (index + 1)]
+            if per == 1:
+                self._load(w, place, mine[0], register)
+                continue
+            parts = [w.new("b16" if per == 2 else "b32", "part") for _ in mine]
+            for part, step in zip(parts, mine, strict=True):
+                self._load(w, place, step, part)
+            join(w, register, parts)
 
     def _load(self, w: Any, place: _Place, step: dict[int, int], register: str) -> None:
         kind = memory_kind(self.kind)
         zero = ptx.f32_literal(0.0) if kind == "f32" else 0
-        w.line(ptx.alu(f"mov.{kind}", register, zero))
+        w.line(ptx.alu(f"mov.{'b32' if kind == 'b8' else kind}", register, zero))
         w.line(ptx.ld_global(kind, register, place.address(step)), pred=place.mask(step))
+
+
+def join(w: Any, register: str, parts: list[str]) -> None:
+    """Packs two 16-bit registers, or four bytes in 32-bit ones, into a register."""
+    if len(parts) == 2:
+        w.line(ptx.alu("mov.b32", register, ptx.vector(parts)))
+        return
+    w.line(ptx.alu("and.b32", register, parts[0], 255))
+    for index, part in enumerate(parts[1:], 1):
+        w.line(ptx.alu("and.b32", part, part, 255))
+        w.line(ptx.alu("shl.b32", part, part, 8 * index))
+        w.line(ptx.alu("or.b32", register, register, part))
+
+
+def split(w: Any, register: str, count: int) -> list[str]:
+    """The two 16-bit halves of a register, or its four bytes in 32-bit registers."""
+    if count == 1:
+        return [register]
+    if count == 2:
+        halves = [w.new("b16", "low"), w.new("b16", "high")]
+        w.line(ptx.alu("mov.b32", ptx.vector(halves), register))
+        return halves
+    found = [w.new("b32", "byte") for _ in range(4)]
+    for index, part in enumerate(found):
+        w.line(ptx.alu("shr.u32", part, register, 8 * index))
+    return found
 
 
 @dataclass(eq=False)
@@ -178,13 +219,13 @@ class StoreGlobal(Op):
     """`arg[coords...] = tile`; elements outside the tensor are not written.
 
     Args:
-        tile: a register tile.
+        tile: a register tile, or a whole vector.
         coords: element coordinates, outermost first.
         arg: the tensor, whose dtype is the tile's.
     """
 
     verb: ClassVar[str] = "store"
-    scopes: ClassVar[tuple[Scope, ...]] = (Scope.WARPGROUP,)
+    scopes: ClassVar[tuple[Scope, ...]] = TILE_SCOPES
     tile: Value = operand()
     coords: tuple[Operand, ...] = operand()
     arg: TensorArg = attribute()
@@ -196,6 +237,8 @@ class StoreGlobal(Op):
 
     def infer(self) -> tuple[TileType, ...]:
         """Nothing; the tile must have the tensor's dtype."""
+        if isinstance(self.tile.type, RegVecType) and self.tile.type.partial:
+            raise LayoutError(f"store: wanted a whole vector, got {self.tile.type}")
         check_place("store", self.tile.type, self.arg, self.coords)
         return ()
 
@@ -204,18 +247,16 @@ class StoreGlobal(Op):
         return (Effect(Access.READ, self.tile),)
 
     def emit(self, w: Any) -> None:
-        """One predicated `st.global` an element."""
+        """One predicated `st.global` an element; copies of a vector's values are stored once."""
         tile = self.tile.type
-        assert isinstance(tile, RegTileType), "a tile: vectors have StoreVector"
+        assert isinstance(tile, RegTileType | RegVecType), "checked in infer"
         place, steps = place_of(w, tile, self.arg, self.coords)
-        kind = memory_kind(tile)
+        kind, mine = memory_kind(tile), owner(w, tile)
+        per = 32 // tile.dtype.bits
         for index, register in enumerate(w.regs(self.tile)):
-            parts = [register]
-            if tile.packed:
-                parts = [w.new("b16", "low"), w.new("b16", "high")]
-                w.line(ptx.alu("mov.b32", ptx.vector(parts), register))
-            for part, step in zip(parts, steps[index * len(parts) :], strict=False):
-                w.line(ptx.st_global(kind, place.address(step), part), pred=place.mask(step))
+            for part, step in zip(split(w, register, per), steps[per * index :], strict=False):
+                mask = w.both(place.mask(step), mine)
+                w.line(ptx.st_global(kind, place.address(step), part), pred=mask)
 
 
 def memory_kind(kind: RegTileType | RegVecType) -> str:

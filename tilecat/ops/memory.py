@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 
 from .. import ir
 from ..errors import DTypeError, LayoutError
-from ..ir import Effect, Op, Scope, SharedRequest, TensorArg, Value, attribute, operand
+from ..ir import TILE_SCOPES, Effect, Op, Scope, SharedRequest, Value, attribute, operand
 from ..layouts import Access, AccessPlan, bank_conflicts, ideal_wavefronts, plan_access
 from ..layouts.access import MATRIX_ROWS
 from ..layouts.banks import WARP
 from ..ptx import instructions as ptx
-from ..tiles import RegTileType, RegVecType, SharedTileType, TileType
+from ..tiles import BytesType, RegTileType, SharedTileType, TileType
 from .elements import PACK, pack
 from .scalar import Operand
 
@@ -51,6 +51,23 @@ class AllocShared(Op):
     def name_hint(self) -> str:
         """The name it has in reports."""
         return self.name
+
+    def emit(self, w: Any) -> None:
+        """Nothing: the address is static."""
+
+
+@dataclass(eq=False)
+class AllocScratch(Op):
+    """Shared bytes of each warpgroup for exchanges between its warps.
+
+    One a kernel, as large as its hungriest op; every op leaves it free.
+    """
+
+    num_bytes: int = attribute(default=0)
+
+    def infer(self) -> tuple[TileType, ...]:
+        """Plain bytes."""
+        return (BytesType(),)
 
     def emit(self, w: Any) -> None:
         """Nothing: the address is static."""
@@ -145,7 +162,7 @@ class StoreShared(Op):
     """
 
     verb: ClassVar[str] = "store"
-    scopes: ClassVar[tuple[Scope, ...]] = (Scope.WARPGROUP,)
+    scopes: ClassVar[tuple[Scope, ...]] = TILE_SCOPES
     shared: Value = operand()
     register: Value = operand()
     first_col: int = attribute(default=0)
@@ -156,16 +173,18 @@ class StoreShared(Op):
         source, target = self.register.type, self.shared.type
         if self.rounds and isinstance(source, RegTileType) and isinstance(target, SharedTileType):
             known = source.dtype.name == "f32" and target.dtype.name in PACK
-            dtype = target.dtype if known else source.dtype
-            source = RegTileType(dtype, source.rows, min(target.cols, source.cols))
+            source = source.cast(target.dtype) if known else source
+            source = replace(source, cols=min(target.cols, source.cols))
         _check_fragment("store", source, target)
         self.plan()
         return ()
 
     def _stored(self) -> RegTileType:
-        kind = self.shared.type
+        source, kind = self.register.type, self.shared.type
         assert isinstance(kind, SharedTileType), "checked in infer"
-        return RegTileType(kind.dtype, kind.rows, kind.cols)
+        assert isinstance(source, RegTileType), "checked in infer"
+        cast = source if source.dtype == kind.dtype else source.cast(kind.dtype)
+        return replace(cast, rows=kind.rows, cols=kind.cols)
 
     def plan(self) -> AccessPlan:
         """Its instructions and their lane addresses."""
@@ -207,22 +226,35 @@ class LoadShared(Op):
     """`register = shared` by a warpgroup: `ldmatrix` for 16-bit elements, else plain loads."""
 
     verb: ClassVar[str] = "load"
-    scopes: ClassVar[tuple[Scope, ...]] = (Scope.WARPGROUP,)
+    scopes: ClassVar[tuple[Scope, ...]] = TILE_SCOPES
     shared: Value = operand()
+    order: str = attribute(default="row")
 
     def infer(self) -> tuple[TileType, ...]:
         """A register tile of the same shape and dtype."""
         kind = self.shared.type
-        if not isinstance(kind, SharedTileType) or kind.rows != 64:
-            raise LayoutError(f"load: wanted a shared tile of 64 rows, got {kind}")
+        if not isinstance(kind, SharedTileType):
+            raise LayoutError(f"load: wanted a shared tile, got {kind}")
         self.plan()
-        return (RegTileType(kind.dtype, kind.rows, kind.cols),)
+        return (self._loaded(),)
+
+    def _loaded(self) -> RegTileType:
+        kind = self.shared.type
+        assert isinstance(kind, SharedTileType), "checked in infer"
+        warps = 1 if self.scope is Scope.WARP else 4
+        along = kind.rows if self.order == "row" else kind.cols
+        if along % (16 * warps):
+            raise LayoutError(
+                f"load: a {self.scope.value} loads a multiple of {16 * warps} "
+                f"{'rows' if self.order == 'row' else 'columns'}, got {kind}"
+            )
+        return RegTileType(kind.dtype, kind.rows, kind.cols, warps, self.order)
 
     def plan(self) -> AccessPlan:
         """Its instructions and their lane addresses."""
         kind = self.shared.type
         assert isinstance(kind, SharedTileType), "checked in infer"
-        return _plan("load", RegTileType(kind.dtype, kind.rows, kind.cols), kind)
+        return _plan("load", self._loaded(), kind)
 
     @property
     def requests(self) -> tuple[SharedRequest, ...]:
@@ -245,65 +277,3 @@ class LoadShared(Op):
             else:
                 suffix, place, target = _plain(kind, address, part)
                 w.line(ptx.ld_shared(suffix, target, place))
-
-
-@dataclass(eq=False)
-class StoreVector(Op):
-    """`arg[coords..., first + r] = vector[r]` for rows inside the tensor.
-
-    Args:
-        vector: a row vector in registers.
-        coords: element coordinates, outermost first; the last is the first row's.
-        arg: the tensor, whose dtype is the vector's.
-    """
-
-    verb: ClassVar[str] = "store"
-    scopes: ClassVar[tuple[Scope, ...]] = (Scope.WARPGROUP,)
-    vector: Value = operand()
-    coords: tuple[Operand, ...] = operand()
-    arg: TensorArg = attribute()
-
-    @property
-    def stores(self) -> TensorArg:
-        """The tensor."""
-        return self.arg
-
-    def infer(self) -> tuple[TileType, ...]:
-        """Nothing; the vector must be a whole row vector of the tensor's dtype."""
-        kind = self.vector.type
-        if not isinstance(kind, RegVecType) or kind.axis != "row" or kind.partial:
-            raise LayoutError(f"store: wanted a whole row vector, got {kind}")
-        if kind.dtype != self.arg.type.dtype:
-            raise DTypeError(f"store: {self.arg.name} holds {self.arg.type.dtype}, got {kind}")
-        return ()
-
-    def effects(self) -> tuple[Effect, ...]:
-        """Reads the vector."""
-        return (Effect(ir.Access.READ, self.vector),)
-
-    def emit(self, w: Any) -> None:
-        """One predicated `st.global` a row, by the first lane of each quad."""
-        base = w.new("b64", "address")
-        part = w.new("b64", "part")
-        w.line(ptx.alu("mov.b64", base, w.pointer(self.arg)))
-        last = self.arg.type.rank - 1
-        for dim, coord in enumerate(self.coords):
-            register = w.src(coord, "s32")
-            if dim == last:
-                row = w.new("b32", "row")
-                w.line(ptx.alu("add.s32", row, register, w.lane_row()))
-                register = row
-            w.line(ptx.alu("cvt.s64.s32", part, register))
-            w.line(ptx.alu("mul.lo.s64", part, part, w.stride(self.arg, dim)))
-            w.line(ptx.alu("mad.lo.s64", base, part, 4, base))
-        first = w.new("pred", "first_lane")
-        w.line(ptx.alu("setp.eq.s32", first, w.lane_col(), 0))
-        step = w.new("b64", "step")
-        w.line(ptx.alu("mul.lo.s64", step, w.stride(self.arg, last), 32))
-        for half, register in enumerate(w.regs(self.vector)):
-            inside = w.new("pred", "inside")
-            if half:
-                w.line(ptx.alu("add.s32", row, row, 8))
-                w.line(ptx.alu("add.s64", base, base, step))
-            w.line(ptx.alu("setp.lt.and.s32", inside, row, w.extent(self.arg, last), first))
-            w.line(ptx.st_global("f32", base, register), pred=inside)

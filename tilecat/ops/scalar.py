@@ -150,6 +150,23 @@ class WarpgroupIndex(Op):
 
 
 @dataclass(eq=False)
+class WarpIndex(Op):
+    """Number of the warp in its CTA, uniform in the warp (see `WarpgroupIndex`)."""
+
+    pure: ClassVar[bool] = True
+
+    def infer(self) -> tuple[TileType, ...]:
+        """One s32."""
+        return (ScalarType(dtypes.s32),)
+
+    def emit(self, w: Any) -> None:
+        """Lane 0's `%tid.x >> 5`."""
+        register = w.define(self.result)
+        w.line(ptx.alu("shr.u32", register, w.tid(), 5))
+        w.line(ptx.shfl_idx(register, register, 0))
+
+
+@dataclass(eq=False)
 class Extent(Op):
     """The run-time extent of an axis of a tensor argument, in elements."""
 

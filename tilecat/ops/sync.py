@@ -152,3 +152,14 @@ class FenceAsync(Op):
     def emit(self, w: Any) -> None:
         """`fence.proxy.async.shared::cta`."""
         w.line(ptx.fence_proxy_async_shared())
+
+
+@dataclass(eq=False)
+class WarpSync(Op):
+    """Waits for the lanes of the warp; orders their memory accesses."""
+
+    scopes: ClassVar[tuple[Scope, ...]] = (Scope.WARP,)
+
+    def emit(self, w: Any) -> None:
+        """`bar.warp.sync`."""
+        w.line(ptx.bar_warp_sync())

@@ -85,6 +85,11 @@ def bar_arrive(barrier: object, threads: object) -> str:
     return f"bar.arrive {barrier}, {threads};"
 
 
+def bar_warp_sync() -> str:
+    """All lanes of the warp meet (9.7.13.2)."""
+    return "bar.warp.sync 0xffffffff;"
+
+
 def shfl_bfly(dst: str, src: str, lane_mask: int) -> str:
     """Exchange with the lane whose number differs in `lane_mask` (9.7.9.6)."""
     return f"shfl.sync.bfly.b32 {dst}, {src}, {lane_mask}, 31, -1;"
