@@ -169,7 +169,8 @@ def _issue_load(
     mine = thread // machine.block
     remote = multicast or "shared::cluster" in item.mods and machine.ctas > 1
     found = find(machine, item, barrier, thread, remote=remote, by_async=True)
-    if "shared::cta" in item.mods[:6] and dst >> RANK_SHIFT != mine:
+    space = next(mod for mod in item.mods if mod.startswith("shared"))  # the destination's
+    if space == "shared::cta" and dst >> RANK_SHIFT != mine:
         machine.fault("bounds", item, f"shared::cta destination {dst:#x} in another CTA")
     if not multicast and barrier >> RANK_SHIFT != dst >> RANK_SHIFT:
         machine.fault("bounds", item, "the mbarrier lies in another CTA than the destination")
