@@ -16,7 +16,7 @@ from ..ops.inline import Inline
 from ..ops.memory import LoadShared, StoreShared
 from ..ops.mma import Mma, MmaWait
 from ..tiles import RegTileType, RegVecType, ScalarType, SharedTileType
-from .scalars import Scalar, operand_of, unary
+from .scalars import Scalar, Var, operand_of, unary
 from .values import (
     GlobalTile,
     Registers,
@@ -311,11 +311,12 @@ def inline(text: str, *operands: Any, writes: tuple[int, ...] = ()) -> None:
     Args:
         text: instructions, each ending with `;`.
         operands: tiles, vectors, scalars, numbers.
-        writes: indices of the operands the text writes.
+        writes: indices of the operands the text writes: tiles, vectors, `tc.var` scalars.
     """
     if not isinstance(text, str):
         raise LayoutError(f"inline: the first argument is PTX text, got {text!r}")
-    add(Inline(text, tuple(source_of(o, "inline") for o in operands), tuple(writes)))
+    places = tuple(o.value if isinstance(o, Var) else source_of(o, "inline") for o in operands)
+    add(Inline(text, places, tuple(writes)))
 
 
 def require(condition: bool, message: str, hint: str | None = None) -> None:

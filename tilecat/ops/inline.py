@@ -9,6 +9,7 @@ from typing import Any
 from ..errors import LayoutError
 from ..ir import Access, Effect, Op, Value, attribute, operand
 from ..tiles import RegTileType, RegVecType, ScalarType, SharedTileType, TileType
+from .scalar import NewVar
 
 _HOLE = re.compile(r"\$(\d+)")
 
@@ -39,12 +40,11 @@ class Inline(Op):
                 f"inline: holes $0..$n and operands must match, got holes {sorted(holes)} "
                 f"for {len(self.sources)} operands"
             )
-        wrong = [i for i in self.writes if not isinstance(i, int) or i not in wanted]
-        if wrong or any(not isinstance(self.sources[i], Value) for i in self.writes):
+        if not all(i in wanted and _is_place(self.sources[i]) for i in self.writes):
             raise LayoutError(
-                f"inline: writes names operands that are places, got writes={self.writes} of "
-                f"{len(self.sources)} operands",
-                hint="writes=(0,) for the first",
+                f"inline: writes names operands that are tiles, vectors or tc.var scalars, "
+                f"got writes={self.writes} of {len(self.sources)} operands",
+                hint="writes=(0,) for the first; v = tc.var(0) for a scalar that is written",
             )
         counts = {len_of(v) for v in self._tiles()}
         if len(counts) > 1:
@@ -82,6 +82,12 @@ class Inline(Op):
         if isinstance(value.type, SharedTileType):
             return str(w.materialize(w.address(value)))
         return str(w.regs(value)[index])
+
+
+def _is_place(value: Value | int | float) -> bool:
+    if not isinstance(value, Value):
+        return False
+    return not isinstance(value.type, ScalarType) or isinstance(value.op, NewVar)
 
 
 def len_of(value: Value) -> int:
