@@ -92,3 +92,15 @@ def test_spec_errors_name_what_there_is():
         gemm.shape("5^3")
     with pytest.raises(LayoutError, match="no configuration"):
         attention.config({"D": 96})
+
+
+def test_a_new_shape_compiles_nothing_whatever_its_log_sum_exp_looks_like():
+    spec = KERNELS[1]
+    options = {**spec.config({"D": 32}).params}
+    before = []
+    for extents in ((1, 1, 1, 5, 9, 32), (2, 2, 1, 64, 8, 32), (1, 3, 3, 1, 200, 32)):
+        args = views(case := Case("attention", extents), bases(case))
+        assert not spec.kernel.simulate(*args, **options).reports
+        reference.assert_close(args[4], expected(case, args)[1], np.float32)
+        before.append(spec.kernel.compiles)
+    assert len(set(before)) == 1, before

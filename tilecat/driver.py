@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -23,10 +23,12 @@ from .ir import Kernel
 from .language.kernel import (
     Signature,
     Specialization,
+    TensorSpec,
     complete_params,
     signature_of,
     trace,
 )
+from .ops.tma import TileTransfer
 from .runtime import compile as runtime_compile
 from .runtime import deferred
 from .runtime.arrays import ArrayView, view
@@ -132,6 +134,12 @@ def _written(kernel: Kernel) -> tuple[int, ...]:
     return tuple(sorted({arg.index for arg in targets if arg is not None}))
 
 
+def _untiled(kernel: Kernel, count: int) -> frozenset[int]:
+    """Arguments that no tile is copied from or to: whether TMA can reach them changes nothing."""
+    tiled = {op.arg.index for op in kernel.body.walk() if isinstance(op, TileTransfer)}
+    return frozenset(range(count)) - tiled
+
+
 class KernelFunction:
     """A kernel: call it on arrays, or compile it for a target.
 
@@ -145,6 +153,7 @@ class KernelFunction:
         self.__doc__ = function.__doc__
         self.compiles = 0
         self._compiled: dict[tuple[Any, ...], Compiled] = {}
+        self._untiled: dict[tuple[Any, ...], frozenset[int]] = {}  # by compile-time parameters
         self._prepared: dict[Any, tuple[Bound, Compiled]] = {}
 
     def __repr__(self) -> str:
@@ -158,14 +167,27 @@ class KernelFunction:
             TileError: whatever rule the kernel breaks, at its line.
         """
         # 1, 1.0 and True are equal, and may trace differently.
-        key = (target, specialization, *[type(value) for _, value in specialization.params])
-        if key not in self._compiled:
-            arch = arch_of(target)
-            kernel = trace(self.function, self.signature, specialization, arch)
-            checked = check(kernel, arch)
-            self._compiled[key] = Compiled(kernel, checked, generate(checked))
-            self.compiles += 1
-        return self._compiled[key]
+        params = (*specialization.params, *[type(value) for _, value in specialization.params])
+        found = self._compiled.get((target, params, self._relevant(specialization, params)))
+        if found is not None:
+            return found
+        arch = arch_of(target)
+        kernel = trace(self.function, self.signature, specialization, arch)
+        checked = check(kernel, arch)
+        compiled = Compiled(kernel, checked, generate(checked))
+        self._untiled[params] = _untiled(kernel, len(self.signature.args))
+        self._compiled[target, params, self._relevant(specialization, params)] = compiled
+        self.compiles += 1
+        return compiled
+
+    def _relevant(self, specialization: Specialization, params: Any) -> tuple[TensorSpec, ...]:
+        """What of the tensors the text depends on: of those read by address alone, no layout."""
+        untiled = self._untiled.get(params, frozenset())
+        tensors = zip(self.signature.tensors, specialization.tensors, strict=True)
+        return tuple(
+            replace(spec, order="row", tma=True) if index in untiled else spec
+            for (index, _, _), spec in tensors
+        )
 
     def compile(
         self, *args: Any, target: str = DEFAULT_TARGET, dtype: Any = None, **params: Any
@@ -284,5 +306,3 @@ def kernel(function: Callable[..., Any]) -> KernelFunction:
     frame = inspect.currentframe()
     here = frame.f_back if frame is not None else None
     return KernelFunction(function, here.f_locals if here is not None else None)
-
-
