@@ -84,6 +84,13 @@ def test_spec_shapes_are_complete_and_have_a_configuration():
         assert all(a.name != b.name for a, b in pairs)
 
 
+@pytest.mark.parametrize("scale", [-0.2, 0.0, float("nan"), float("inf"), np.float32(-1)])
+def test_attention_refuses_a_scale_that_is_not_positive(scale):
+    q, k, v, *_ = KERNELS[1].example({"Lq": 16, "Lk": 16})
+    with pytest.raises(LayoutError, match="scale of the scores is positive"):
+        operators.attention(q, k, v, scale)
+
+
 def test_spec_errors_name_what_there_is():
     gemm, attention = KERNELS
     with pytest.raises(LayoutError, match="no extent Q; has M, N, K"):

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
+
 from .errors import LayoutError
 from .kernels.attention import attention as attention_kernel
 from .kernels.gemm import matmul as matmul_kernel
@@ -111,7 +113,7 @@ def attention(
         q: B x H x Lq x D, bf16 or f16; D is 32, 64 or 128.
         k: B x Hkv x Lk x D; Hkv divides H (grouped-query attention).
         v: B x Hkv x Lk x D.
-        scale: of the scores; 1/sqrt(D) if None.
+        scale: of the scores, positive; 1/sqrt(D) if None.
         return_lse: also return the log-sum-exp of each row's scaled scores, f32, B x H x Lq.
 
     Returns:
@@ -119,12 +121,18 @@ def attention(
         log-sum-exp -inf.
 
     Raises:
-        LayoutError: shapes that do not fit, or a head dim that is not supported.
+        LayoutError: shapes that do not fit, a head dim that is not supported, or a scale that is
+            not positive.
         DTypeError: dtypes other than bf16 and f16, or two of them.
         ResourceError: arrays on two devices; a CUDA array and no GPU.
     """
     query, key, value = view(q), view(k), view(v)
     _check_attention(query, key, value)
+    if isinstance(scale, int | float | np.number) and not 0 < scale < math.inf:
+        raise LayoutError(
+            f"attention: the scale of the scores is positive and finite, got scale={scale!r}",
+            hint="for a negative scale, negate q; for zero, every output is the mean of v",
+        )
     batch, heads, length, dim = query.shape
     out = empty(q, query.shape, query.dtype)
     lse = empty(q, (batch, heads, length), "f32")

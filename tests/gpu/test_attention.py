@@ -123,7 +123,7 @@ def test_attention_of_empty_tensors(size):
     assert lse.shape == q.shape[:3] and bool((lse == -math.inf).all())
 
 
-@pytest.mark.parametrize("scale", [0.01, 1.0, -0.2, 0.0])
+@pytest.mark.parametrize("scale", [0.01, 1.0, 3.0])
 def test_attention_with_a_scale(scale):
     check(*tensors((1, 2, 2, 200, 300), 64), scale)
 
