@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from types import CodeType
 from typing import Any
 
@@ -13,6 +15,7 @@ from .errors import LOCATORS, Loc, ScopeError, TileError, caller_loc
 from .ir import Block, Kernel, Op, Scope, Value
 
 _ASSIGNED = re.compile(r"\s*([A-Za-z_]\w*)\s*(?:\+|-|\*|/)?=(?!=)[\s(]*", re.ASCII)
+_TUPLE = re.compile(r"\s*\w+\s*,[\s\w,]*=", re.ASCII)  # a, b = ...
 _STACK: list[Builder] = []
 _WHERE = {
     Scope.WARPGROUP: "in a consumer's hole of a pipeline, or in a tc.warpgroup block",
@@ -147,10 +150,28 @@ def assigned_name(loc: Loc | None) -> str:
     Example: in `pipe = tc.lcf(steps=tc.cdiv(n, 64))` the call of lcf has the name `pipe`, the
     call of cdiv, which starts at another column, none.
     """
-    match = _ASSIGNED.match(loc.text) if loc is not None else None
-    if loc is None or match is None:
+    return _target_at(loc.text, loc.col) if loc is not None else ""
+
+
+@lru_cache(maxsize=4096)
+def _target_at(line: str, col: int) -> str:
+    match = _ASSIGNED.match(line)
+    if match is not None:
+        return match[1] if col in (0, match.start(1), match.end()) else ""
+    if not _TUPLE.match(line):
         return ""
-    return match[1] if loc.col in (0, match.start(1), match.end()) else ""
+    try:
+        statement = ast.parse(line.strip()).body[0]
+    except (SyntaxError, IndexError):  # a part of a statement, or a comment
+        return ""
+    shift = len(line) - len(line.lstrip())
+    if not isinstance(statement, ast.Assign) or not isinstance(statement.value, ast.Tuple):
+        return ""
+    targets = getattr(statement.targets[0], "elts", [])
+    for target, value in zip(targets, statement.value.elts, strict=False):
+        if value.col_offset + shift == col and isinstance(target, ast.Name):
+            return target.id if target.id.isascii() else ""
+    return ""
 
 
 def current() -> Builder:

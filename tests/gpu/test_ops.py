@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from ops_cases import CASES, COLS, ROWS, N, OpCase, S, check, kernel_of, operands
 
 torch = pytest.importorskip("torch")

@@ -128,7 +128,7 @@ class Writer:
         """The register of a scalar result."""
         if id(value) not in self._names:
             assert isinstance(value.type, ScalarType), f"not a scalar: {value!r}"
-            self._names[id(value)] = self.new(value.type.dtype.name, value.name or "x")
+            self._names[id(value)] = self.new(value.type.dtype.name, _hint(value))
         return self._names[id(value)]
 
     def alias(self, value: Value, register: str) -> None:
@@ -148,7 +148,7 @@ class Writer:
         if id(value) not in self._tiles:
             kind = value.type
             assert isinstance(kind, RegTileType | RegVecType), f"not in registers: {value!r}"
-            name = self._unique(value.name or "tile")
+            name = self._unique(_hint(value))
             register = "f32" if kind.dtype.name == "f32" else "b32"
             self._declared.append(f"    .reg .{register} %{name}_<{kind.registers}>;  // {kind}")
             self._tiles[id(value)] = tuple(f"%{name}_{i}" for i in range(kind.registers))
@@ -442,6 +442,11 @@ class Writer:
     def declarations(self) -> list[str]:
         """All register declarations."""
         return self._declared
+
+
+def _hint(value: Value) -> str:
+    """A register's name: the value's own, else what its op is called."""
+    return value.name or (value.op.label if value.op is not None else "value")
 
 
 def _param_kind(param: Param) -> str:

@@ -213,6 +213,7 @@ class ScalarArgument(Op):
 class Binary(Op):
     """`d = a OP b` on scalars."""
 
+    verb: ClassVar[str] = "{name}"
     pure: ClassVar[bool] = True
     name: str = attribute()
     a: Operand = operand()
@@ -239,6 +240,7 @@ class Binary(Op):
 class Unary(Op):
     """`d = OP a` on an f32 scalar: exp2, log2, rcp (approximate), neg, abs."""
 
+    verb: ClassVar[str] = "{name}"
     pure: ClassVar[bool] = True
     name: str = attribute()
     a: Operand = operand()
@@ -261,6 +263,7 @@ class Unary(Op):
 class Compare(Op):
     """`p = a CMP b` on scalars."""
 
+    verb: ClassVar[str] = "{name}"
     pure: ClassVar[bool] = True
     name: str = attribute()
     a: Operand = operand()
@@ -352,6 +355,7 @@ CONVERSIONS = {
 class ConvertScalar(Op):
     """`d = dtype(a)`: int to float rounds to nearest even, float to int truncates."""
 
+    verb: ClassVar[str] = "to"
     pure: ClassVar[bool] = True
     a: Value = operand()
     dtype: dtypes.DType = attribute()

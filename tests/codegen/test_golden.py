@@ -1,0 +1,47 @@
+"""The generated PTX of the shipped kernels, line by line: a change must be seen and meant.
+
+`pytest tests/codegen/test_golden.py --update-golden` writes the files anew.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from pathlib import Path
+
+import pytest
+
+from tilecat.driver import Compiled
+from tilecat.kernels.attention import attention
+from tilecat.kernels.gemm import matmul
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+KERNELS = {
+    "gemm": lambda: matmul.compile(),
+    "attention": lambda: attention.compile(D=64, consumers=3, pingpong=True),
+}
+
+
+def normalised(compiled: Compiled) -> str:
+    """The text, with paths from the package's root and without columns and lines of sources.
+
+    Lines move when a comment is added to a kernel; that they are right, test_writer holds.
+    """
+    text = re.sub(r'^(\.file \d+ ").*/(tilecat/[^"]*")$', r"\1\2", compiled.ptx, flags=re.M)
+    return re.sub(r"^    \.loc (\d+) \d+ \d+$", r"    .loc \1", text, flags=re.M)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_ptx_is_the_golden_file(name: str, update_golden: bool):
+    text, path = normalised(KERNELS[name]()), GOLDEN / f"{name}.ptx"
+    if update_golden:
+        path.write_text(text, encoding="utf-8")
+    golden = path.read_text(encoding="utf-8")
+    pair = golden.splitlines(), text.splitlines()
+    changes = list(difflib.unified_diff(*pair, "golden", "now", n=1))
+    shown = "\n".join(changes[:40])
+    assert not changes, f"{len(changes)} lines of difference (--update-golden accepts):\n{shown}"
+
+
+def test_golden_files_all_belong_to_a_kernel():
+    assert {path.stem for path in GOLDEN.glob("*.ptx")} == set(KERNELS)
