@@ -14,6 +14,8 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --retrie
 ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
 WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); \
 	if [ $$n -gt 16 ]; then echo 16; else echo $$n; fi)
+# The size of the package is printed with the difference to this revision.
+BASE ?= $(shell git merge-base HEAD origin/main 2>/dev/null)
 
 help:
 	@echo "make demo      real sentence embeddings, every product by tilecat kernels (CPU or GPU)"
@@ -74,7 +76,7 @@ format: $(STAMPS)/dev
 	@$(BIN)/ruff format .
 
 test: lint
-	@$(BIN)/python tests/test_architecture.py
+	@$(BIN)/python tests/test_architecture.py $(BASE)
 	@$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
 
 test-gpu: $(STAMPS)/gpu
