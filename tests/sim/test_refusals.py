@@ -9,8 +9,8 @@ from tilecat.errors import MachineError
 from .texts import clean, kernel, pointers, run
 
 UNKNOWN = [
-    "add.rz.f64 %e1, %e2, %e3;", "add.cc.u32 %r1, %r2, %r3;", "mov.v2.u32 %r1, %r2;",
-    "ld.global.v3.b32 {%r1, %r2, %r3}, [%d1];", "ld.u32 %r1, [%d1];", "st.local.b32 [%r1], %r2;",
+    "add.rz.f64 %e1, %e2, %e3;", "add.cc.u16 %h1, %h2, %h3;", "mov.v2.u32 %r1, %r2;",
+    "ld.global.v3.b32 {%r1, %r2, %r3}, [%d1];", "ld.u32 %r1, [%d1];", "st.param.b32 [%r1], %r2;",
     "ld.shared.acquire.cta.b32 %r1, [%r2];", "call foo;", "brkpt;", "cvt.f32.f64 %f1, %e1;",
     "cvt.rn.f32.f16 %f1, %h1;", "mul.u32 %r1, %r2, %r3;", "bra.cond L;", "fence.proxy.weird;",
     "mbarrier.try_wait.parity.shared::cluster.b64 %p1, [%r1], 0;", "shl.u32 %r1, %r2, 1;",
@@ -21,7 +21,7 @@ UNKNOWN = [
     "add.u32 %r1, %r2, %h1;", "mov.u32 %p1, %r1;", "selp.b32 %r1, %r2, %r3, %r4;",
     "mov.u32 %r1, %clock;", "mov.f32 %f1, 1;", "add.f32 %f1, %f2, 3;",
     "cp.async.bulk.wait_group %r1;", "ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%r1}, [%r2];",
-    "mbarrier.arrive.release.cluster.shared::cluster.b64 %d1, [%r1];", ".local .b32 x;",
+    "mbarrier.arrive.release.cluster.shared::cluster.b64 %d1, [%r1];", ".const .b32 x;",
     "bar.sync;", "elect.sync _|%r1, -1;", "mov.u64 %d1, %tid.x;", "mov.u32 %r1, nowhere;",
 ]  # fmt: skip
 

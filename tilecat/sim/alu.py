@@ -11,6 +11,7 @@ from tilecat.sim.alu_float import FLOAT_FAMILIES
 from tilecat.sim.alu_products import PRODUCT_FAMILIES
 from tilecat.sim.alu_types import (
     INTEGERS,
+    LOCAL_WINDOW,
     NUMPY,
     PARAM_WINDOW,
     SHARED_WINDOW,
@@ -393,7 +394,7 @@ def _cvta(mods: list[str]) -> AluRow | None:
     """cvta: global addresses are generic ones; the other spaces have windows. 9.7.9.20."""
     back = choose(mods, "to") is not None
     windows = {"global": 0, "param": PARAM_WINDOW, "param::entry": PARAM_WINDOW}
-    windows |= {"shared": SHARED_WINDOW, "shared::cta": SHARED_WINDOW}
+    windows |= {"shared": SHARED_WINDOW, "shared::cta": SHARED_WINDOW, "local": LOCAL_WINDOW}
     if len(mods) != 2 or mods[1] != "u64" or mods[0] not in windows:
         return None
     window = np.uint64(windows[mods[0]])

@@ -142,6 +142,17 @@ _APPROXIMATE = {
 }  # fmt: skip
 
 
+def _gross(function, a: np.ndarray) -> np.ndarray:
+    """An approximation from the high 32 bits of a double, to its high 32 bits. 9.7.3.14."""
+    mask, tiny = np.uint64(0xFFFFFFFF00000000), np.finfo(np.float64).tiny
+
+    def flushed(value: np.ndarray) -> np.ndarray:
+        return np.where(np.abs(value) < tiny, np.copysign(0.0, value), value)
+
+    result = function(flushed((a.view(np.uint64) & mask).view(np.float64)))
+    return (flushed(result).view(np.uint64) & mask).view(np.float64)
+
+
 def _special(base: str, mods: list[str]) -> AluRow | None:
     """Approximations, computed to float32 accuracy: 9.7.3.13 to 9.7.3.22, 9.7.4.10, 9.7.4.11."""
     rounding = choose(mods, "approx", "rn", "full")
@@ -152,6 +163,8 @@ def _special(base: str, mods: list[str]) -> AluRow | None:
     if base == "div":
         allowed = kind == "f32" or kind == "f64" and rounding == "rn" and not ftz
         return _row(kind, 2, np.divide, "9.7.3.8", ftz) if allowed else None
+    if base in ("rcp", "rsqrt") and (rounding, ftz, kind) == ("approx", True, "f64"):
+        return AluRow("f64", ("f64",), partial(_gross, _APPROXIMATE[base]), "9.7.3.14")
     exact = base in ("rcp", "sqrt") and rounding == "rn"
     if rounding == "full" or rounding == "rn" and not exact or base == "tanh" and ftz:
         return None
@@ -332,6 +345,8 @@ def _cvt(base: str, mods: list[str]) -> AluRow | None:
         return _cvt_row(target, source, partial(_integer_to_float, mode, target))
     if target not in floats or source not in floats:
         return None
+    if {target, source} == {"f16", "bf16"}:
+        mode = mode or "rn"  # ptxas makes one instruction of both spellings
     narrower = NUMPY[target].itemsize < NUMPY[source].itemsize or {target, source} == {
         "f16",
         "bf16",

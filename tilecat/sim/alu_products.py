@@ -1,4 +1,4 @@
-"""ALU table, short products and dot products of integers. PTX ISA 9.7.1.5 to 9.7.1.7, 9.7.1.23."""
+"""ALU table, short and dot products and packed pairs of integers. PTX ISA 9.7.1."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 
-from tilecat.sim.alu_types import INTEGERS, AluRow
+from tilecat.sim.alu_types import INTEGERS, AluRow, choose
 
 
 def _difference(a, b, c):
@@ -71,6 +71,24 @@ def _dp(base: str, mods: list[str]) -> AluRow | None:
     return AluRow(result, (*mods, result), function, "9.7.1.23")
 
 
+def _pairwise(function, dtype: str, relu: bool, a, b):
+    """A function of both 16-bit halves."""
+    left, right = (np.ascontiguousarray(x).view(dtype) for x in np.broadcast_arrays(a, b))
+    result = function(left, right)
+    return (np.maximum(result, 0) if relu else result).view(np.uint32)
+
+
+def _packed(base: str, mods: list[str]) -> AluRow | None:
+    """add, min, max of u16x2 and s16x2: 9.7.1.1, 9.7.1.12, 9.7.1.13."""
+    relu = bool(choose(mods, "relu"))
+    if mods not in (["u16x2"], ["s16x2"]) or relu and (base == "add" or mods == ["u16x2"]):
+        return None
+    function = {"add": np.add, "min": np.minimum, "max": np.maximum}[base]
+    dtype = "u2" if mods == ["u16x2"] else "i2"
+    return AluRow("b32", ("b32",) * 2, partial(_pairwise, function, dtype, relu), "9.7.1.12")
+
+
 PRODUCT_FAMILIES = {
     "sad": _sad, "mul24": _mul24, "mad24": _mul24, "dp4a": _dp, "dp2a": _dp,
+    "add": _packed, "min": _packed, "max": _packed,
 }  # fmt: skip

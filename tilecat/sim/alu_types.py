@@ -10,8 +10,8 @@ import ml_dtypes
 import numpy as np
 
 BF16 = ml_dtypes.bfloat16
-# Windows of the generic address space, PTX ISA 5.1: kernel parameters and shared memory.
-PARAM_WINDOW, SHARED_WINDOW = 1 << 45, 1 << 44
+# Windows of the generic address space, PTX ISA 5.1: parameters, shared and local memory.
+PARAM_WINDOW, SHARED_WINDOW, LOCAL_WINDOW = 1 << 45, 1 << 44, 1 << 43
 NUMPY = {
     "pred": np.dtype(bool),
     **{f"u{bits}": np.dtype(f"u{bits // 8}") for bits in (8, 16, 32, 64)},

@@ -13,8 +13,8 @@ from tilecat.sim.fibers import Fiber
 from tilecat.sim.memory import (
     _addresses,
     _inside,
-    _put,
     _writeable,
+    put,
     shared_cta,
 )  # fmt: skip
 from tilecat.sim.parse import TYPE_BYTES, Instruction, Mem, Reg, Vec
@@ -179,7 +179,7 @@ def _result(machine: Machine, register: object, threads: np.ndarray, values: np.
     if isinstance(register, Reg):
         words = np.ascontiguousarray(values.T)
         bits = words.view(f"u{words.shape[1] * words.itemsize}").ravel()
-        _put(machine, register, threads, bits, "b" + str(8 * bits.itemsize))
+        put(machine, register, threads, bits, "b" + str(8 * bits.itemsize))
 
 
 _SEMANTICS = "{.relaxed,.acquire,.release,.acq_rel}"
@@ -187,9 +187,13 @@ _SCOPE = "{.cta,.cluster,.gpu,.sys}"
 _SPACE = "(.global,.shared,.shared::cta,.shared::cluster)"
 _FORM = ("(" + ",".join(f".{name}" for name in _OPERATIONS) + "){.noftz}{.L2::cache_hint}"
          "{.v2,.v4,.v8}(" + ",".join(f".{kind}" for kind in sorted(TYPE_BYTES)) + ")")  # fmt: skip
-# The manual writes semantics, scope, space; ptxas takes, and Triton writes, the reverse too.
+# The manual writes semantics, scope, space; ptxas takes, and Triton writes, other orders too.
 TABLE = tuple(
     Row(f"{name}{order}{_FORM}", forms, _atomic, isa, decode=_decode)
     for name, forms, isa in (("red", "m rv rv?", "9.7.13.6"), ("atom", "dv m rv rv?", "9.7.13.5"))
-    for order in (f"{_SEMANTICS}{_SCOPE}{_SPACE}", f"{_SPACE}{_SCOPE}{_SEMANTICS}")
+    for order in (
+        f"{_SEMANTICS}{_SCOPE}{_SPACE}",
+        f"{_SPACE}{_SCOPE}{_SEMANTICS}",
+        f"{_SPACE}{_SEMANTICS}{_SCOPE}",
+    )
 )

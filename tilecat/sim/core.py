@@ -10,7 +10,7 @@ from typing import NoReturn
 import numpy as np
 
 from tilecat.addresses import AddressTable
-from tilecat.sim import barriers, bulk, cp_async, mbarrier, tensormap, wgmma
+from tilecat.sim import barriers, bulk, carry, cp_async, local_memory, mbarrier, tensormap, wgmma
 from tilecat.sim.clocks import Clocks, Shadow
 from tilecat.sim.fibers import Fiber, arrive, cut, diverge, merge
 from tilecat.sim.global_memory import GlobalMemory
@@ -69,6 +69,7 @@ class Machine:
         self.conflicts: dict[int, tuple[int, int]] = {}
         self.param_offsets = {param.name: param.offset for param in program.module.params}
         self._layout_shared(smem_bytes)
+        local_memory.layout(self)
         self._layout_specials()
         self.reporter = Reporter(program.places, table, self.shared_base, self.block)
         self.clocks = Clocks(self.num_threads // 32, races)
@@ -165,6 +166,8 @@ class Machine:
         bulk.reset(self)
         cp_async.reset(self)
         tensormap.reset(self)
+        local_memory.reset(self)
+        carry.reset(self)
         wgmma.reset(self)
 
     # ---- running

@@ -13,7 +13,9 @@ from tilecat.sim import (
     atomics,
     barriers,
     bulk,
+    carry,
     cp_async,
+    local_memory,
     mbarrier,
     memory,
     mma_sync,
@@ -29,7 +31,8 @@ from tilecat.sim.report import Conflict, Result
 
 TABLE = (
     *mbarrier.TABLE, *barriers.TABLE, *bulk.TABLE, *wgmma.TABLE, *memory.TABLE, *warp.TABLE,
-    *atomics.TABLE, *cp_async.TABLE, *tensormap.TABLE, *mma_sync.TABLE,
+    *atomics.TABLE, *cp_async.TABLE, *tensormap.TABLE, *mma_sync.TABLE, *local_memory.TABLE,
+    *carry.TABLE,
 )  # fmt: skip
 _DEFAULT_LIMIT = 50_000_000
 _MAP_BYTES = 128

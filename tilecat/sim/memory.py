@@ -171,7 +171,7 @@ def _read(data: np.ndarray, offsets: np.ndarray, width: int, count: int) -> list
     return [words[index + k] for k in range(count)]
 
 
-def _put(
+def put(
     machine: Machine, register: object, threads: np.ndarray, value: np.ndarray, kind: str
 ) -> None:
     """Write loaded bits, sign- or zero-extended to the register. 9.4.1."""
@@ -202,13 +202,14 @@ def _load(machine: Machine, fiber: Fiber, item: Instruction):
         values = _global_read(machine, item, addresses, width, count)
         machine.stats["bytes read"] += access.num_bytes * len(threads)
     for register, value in zip(access.registers, values, strict=True):
-        _put(machine, register, threads, value, access.kind)
+        put(machine, register, threads, value, access.kind)
     return AGAIN if access.polls else None
 
 
-def _source(
+def source(
     machine: Machine, fiber: Fiber, item: Instruction, register, threads, access
 ) -> np.ndarray:
+    """What a store's register holds, as bits, one element an active thread."""
     kind = "b" + str(8 * access.item_bytes)
     if not isinstance(register, Reg) and access.kind[0] == "f":
         value = view(machine, item, register, access.kind, fiber.lo, fiber.hi).view(NUMPY[kind])
@@ -227,7 +228,7 @@ def _store(machine: Machine, fiber: Fiber, item: Instruction) -> None:
     if not len(threads):
         return
     machine.idle_polls = 0
-    values = [_source(machine, fiber, item, r, threads, access) for r in access.registers]
+    values = [source(machine, fiber, item, r, threads, access) for r in access.registers]
     if not shared:
         _global_write(machine, item, threads, addresses, values, access.item_bytes)
         machine.stats["bytes written"] += access.num_bytes * len(threads)

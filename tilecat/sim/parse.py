@@ -123,7 +123,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class SharedArray:
-    """A `.shared` variable: bytes (0 for an extern one), alignment."""
+    """A `.shared` or `.local` variable: bytes (0 for an extern one), alignment."""
 
     name: str
     num_bytes: int
@@ -140,6 +140,7 @@ class Module:
     params: tuple[Parameter, ...]
     directives: dict[str, tuple[int, ...]]
     shared: list[SharedArray] = field(default_factory=list)
+    local: list[SharedArray] = field(default_factory=list)
     instructions: list[Instruction] = field(default_factory=list)
     labels: dict[str, int] = field(default_factory=dict)
     branch_tables: dict[str, list[str]] = field(default_factory=dict)
@@ -283,6 +284,8 @@ class _Body:
             self.declare(match[1], match[2], line)
         elif text.startswith((".shared", ".extern .shared")):
             self.module.shared.append(_shared(text, line))
+        elif text.startswith(".local"):
+            self.module.local.append(_shared(text.replace(".local", ".shared", 1), line))
         elif text.startswith(".branchtargets"):
             prefix = self.label_scopes[-1]
             names = split_operands(text.split(None, 1)[1])
