@@ -170,6 +170,11 @@ class Op:
         """The tensor argument it writes to, if any."""
         return None
 
+    @property
+    def loads(self) -> TensorArg | None:
+        """The tensor argument it reads from, if any."""
+        return None
+
     def emit(self, w: Any) -> None:
         """Writes the op's PTX to the writer."""
         raise NotImplementedError(type(self).__name__)
@@ -255,6 +260,11 @@ class TensorArg:
     tma: bool = True
     static: tuple[int | None, ...] = ()
 
+    @property
+    def contiguous(self) -> int:
+        """The axis that is contiguous in memory, where `tma` holds."""
+        return self.type.rank - (1 if self.order == "row" else 2)
+
 
 @dataclass(eq=False)
 class ScalarArg:
@@ -284,6 +294,7 @@ class Kernel:
         params: compile-time parameters, by name.
         body: the outermost block.
         threads: threads a CTA.
+        cluster: CTAs a cluster.
         roles: who does what.
         loc: the line of the `def`.
         facts: what the pipeline says of itself (stages, budgets), for reports.
@@ -294,6 +305,7 @@ class Kernel:
     params: dict[str, Any]
     body: Block
     threads: int = 128
+    cluster: int = 1
     roles: list[Role] = field(default_factory=list)
     loc: Loc | None = None
     facts: dict[str, Any] = field(default_factory=dict)

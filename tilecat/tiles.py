@@ -1,7 +1,7 @@
 """Tile and vector types: where a value lives, its dtype, shape and layout.
 
-`gl[bf16, "M", "K"]`, `st[bf16, 64, 64]`, `rt[f32, 64, 256]` and `rv[f32, 64]` build the types of
-global layouts, shared tiles, register tiles and register vectors.
+`gl[bf16, "M", "K"]`, `st[bf16, 64, 64]`, `sv[f32, 64]`, `rt[f32, 64, 256]` and `rv[f32, 64]` build
+the types of global layouts, shared tiles and vectors, register tiles and vectors.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from functools import cached_property
 
 from .dtypes import DType, DTypeVar, f32
 from .errors import DTypeError, LayoutError
-from .layouts import RegisterLayout, SharedLayout, VectorLayout
+from .layouts import RegisterLayout, SharedLayout, SharedVectorLayout, VectorLayout
 from .layouts.registers import Fragment, fragment_of
 
 
@@ -197,6 +197,63 @@ class RegVecType:
 
 
 @dataclass(frozen=True, repr=False)
+class SharedVecType:
+    """A vector of `length` elements in shared memory."""
+
+    dtype: DType
+    length: int
+
+    @property
+    def layout(self) -> SharedVectorLayout:
+        """Which bytes it takes."""
+        return SharedVectorLayout(self.length * self.dtype.nbytes)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(length,)."""
+        return (self.length,)
+
+    @property
+    def rows(self) -> int:
+        """One, for reports."""
+        return 1
+
+    @property
+    def cols(self) -> int:
+        """Its length, for reports."""
+        return self.length
+
+    def __str__(self) -> str:
+        """`sv[f32, 64]`."""
+        return f"sv[{self.dtype.name}, {self.length}]"
+
+    __repr__ = __str__
+
+
+@dataclass(frozen=True, repr=False)
+class PeerType:
+    """A shared tile or vector of another CTA of the cluster."""
+
+    kind: SharedTileType | SharedVecType
+
+    @property
+    def dtype(self) -> DType:
+        """Element type."""
+        return self.kind.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its extents."""
+        return self.kind.shape
+
+    def __str__(self) -> str:
+        """`st[bf16, 64, 64] of a peer`."""
+        return f"{self.kind} of a peer"
+
+    __repr__ = __str__
+
+
+@dataclass(frozen=True, repr=False)
 class BarrierType:
     """An array of mbarriers in shared memory."""
 
@@ -228,10 +285,12 @@ class GlobalType:
         dtype: a DType, or a DTypeVar that the call's arrays decide.
         dims: names; equal names must have equal extents, and a name that is also a compile-time
             parameter of the kernel is a compile-time extent. An int fixes the extent.
+        inout: read and written; may be the same array as another argument.
     """
 
     dtype: DType | DTypeVar
     dims: tuple[str | int, ...]
+    inout: bool = False
 
     @property
     def rank(self) -> int:
@@ -240,13 +299,22 @@ class GlobalType:
 
     def __str__(self) -> str:
         """`gl[bf16, M, K]`."""
-        return f"gl[{self.dtype.name}, {', '.join(str(d) for d in self.dims)}]"
+        kind = "inout" if self.inout else "gl"
+        return f"{kind}[{self.dtype.name}, {', '.join(str(d) for d in self.dims)}]"
 
     __repr__ = __str__
 
 
 TileType = (
-    ScalarType | SharedTileType | RegTileType | RegVecType | BarrierType | BytesType | GlobalType
+    ScalarType
+    | SharedTileType
+    | SharedVecType
+    | PeerType
+    | RegTileType
+    | RegVecType
+    | BarrierType
+    | BytesType
+    | GlobalType
 )
 
 
@@ -273,7 +341,13 @@ def _is_extent(value: object) -> bool:
 
 
 class _Global:
-    """`gl[dtype, "M", "K"]`: the type of a global tensor argument, rank 1 to 5."""
+    """`gl[dtype, "M", "K"]`: the type of a global tensor argument, rank 1 to 5.
+
+    `inout[dtype, "M", "K"]` is one that the kernel reads and writes in place.
+    """
+
+    def __init__(self, *, inout: bool = False):
+        self.inout = inout
 
     def __getitem__(self, items: tuple[object, ...]) -> GlobalType:
         if not isinstance(items, tuple):
@@ -289,7 +363,7 @@ class _Global:
                     f"gl: a dim is a name or a positive int, got {dim!r}",
                     hint='gl[tc.bf16, "M", 64]',
                 )
-        return GlobalType(dtype, tuple(dims))  # type: ignore[arg-type]
+        return GlobalType(dtype, tuple(dims), self.inout)  # type: ignore[arg-type]
 
 
 class _Shared:
@@ -307,6 +381,29 @@ class _Shared:
         tile = SharedTileType(dtype, rows, cols, str(order))  # type: ignore[arg-type]
         _ = tile.layout  # raises where no layout exists, at the user's line
         return tile
+
+
+class _SharedVector:
+    """`sv[dtype, length]`: the type of a shared vector, of whole 16-byte units."""
+
+    def __getitem__(self, items: tuple[object, ...]) -> SharedVecType:
+        if not isinstance(items, tuple) or len(items) != 2:
+            raise LayoutError("sv: wants sv[dtype, length]")
+        dtype, length = items
+        _require_dtype("sv", dtype)
+        _require_extents("sv", (length,))
+        assert isinstance(dtype, DType) and isinstance(length, int), "checked above"
+        if dtype.bits < 8:
+            raise DTypeError(f"sv: elements are whole bytes, got {dtype.name}", hint="use u8")
+        unit = 16 // dtype.nbytes
+        if length % unit:
+            low = length // unit * unit
+            raise LayoutError(
+                f"sv: a {dtype.name} vector has a multiple of {unit} elements (16 bytes), "
+                f"got length={length}",
+                hint=f"nearest legal: {low or unit} and {low + unit}",
+            )
+        return SharedVecType(dtype, length)
 
 
 class _Register:
@@ -376,6 +473,8 @@ class _RegisterVector:
 
 
 gl = _Global()
+inout = _Global(inout=True)
 st = _Shared()
+sv = _SharedVector()
 rt = _Register()
 rv = _RegisterVector()

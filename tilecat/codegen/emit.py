@@ -29,14 +29,13 @@ def generate(checked: CheckedKernel) -> PtxModule:
     writer = Writer(checked)
     writer.block(checked.kernel.body)
     kernel = checked.kernel
-    cluster = 1
     return PtxModule(
         text=_text(writer),
         entry=_entry(kernel),
         target=checked.arch.target,
         threads=kernel.threads,
         smem_bytes=checked.shared.launch_bytes,
-        cluster=cluster,
+        cluster=kernel.cluster,
         min_blocks=1,
         params=tuple(writer.params),
         table=_table(checked, writer),
@@ -74,6 +73,8 @@ def _text(w: Writer) -> str:
         f".visible .entry {_entry(kernel)}(",
         ",\n".join(_declare(p) for p in w.params),
         ")",
+        *([".explicitcluster", f".reqnctapercluster {kernel.cluster}, 1, 1"]
+          if kernel.cluster > 1 else []),
         f".maxntid {kernel.threads}, 1, 1",
         ".minnctapersm 1",
         "{",

@@ -9,7 +9,8 @@ take registers from the main loop.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from ..arch import MmaForm
@@ -19,6 +20,7 @@ from ..ir import Block, Op, ScalarArg, Scope, TensorArg, Value
 from ..layouts import AccessPlan, MatrixDescriptor
 from ..ops.memory import AllocScratch
 from ..ptx import instructions as ptx
+from ..ptx import transfers
 from ..tiles import RegTileType, RegVecType, ScalarType
 from . import lanes
 from .module import ExtentParam, Param, PointerParam, ScalarParam, StrideParam, TensorMapParam
@@ -100,10 +102,16 @@ class Writer:
 
     def block(self, block: Block) -> None:
         """All ops of a block."""
+        with self.nested():
+            for op in block.ops:
+                self.at(op.loc)
+                op.emit(self)
+
+    @contextmanager
+    def nested(self) -> Iterator[None]:
+        """Code that may be jumped over: what it computes is not there after it."""
         self._local.append({})
-        for op in block.ops:
-            self.at(op.loc)
-            op.emit(self)
+        yield
         self._local.pop()
 
     # ---- registers
@@ -285,7 +293,16 @@ class Writer:
 
     def elected(self, scope: Scope) -> str | None:
         """Predicate that leaves one thread of the scope; None where one runs anyway."""
+        if scope is Scope.WARP:
+            return self._first("first_lane", self.lane())
+        if scope is Scope.CTA:
+            return self._first("first_thread", self.tid())
         return None if scope is Scope.THREAD else self.lead()
+
+    def _first(self, key: str, number: str) -> str:
+        return self.local(
+            key, "pred", key, lambda r: self.line(ptx.alu("setp.eq.u32", r, number, 0))
+        )
 
     def both(self, a: str | None, b: str | None) -> str | None:
         """Predicate for both of two predicates."""
@@ -343,9 +360,11 @@ class Writer:
         return self.add(address.base, address.offset)
 
     def add(self, register: str, constant: int) -> str:
-        """A register plus a constant."""
+        """A register, or a number, plus a constant."""
         if not constant:
             return register
+        if not register.startswith("%"):
+            return str(int(register) + constant)
         result = self.new("b32", "sum")
         self.line(ptx.alu("add.s32", result, register, constant))
         return result
@@ -431,6 +450,15 @@ class Writer:
         return self._param(
             ("pointer", arg.index), "b64", f"ptr_{arg.name}", lambda n: PointerParam(n, arg.index)
         )
+
+    def cache_policy(self, name: str) -> str | None:
+        """Register with an L2 cache policy; None for none."""
+        if not name:
+            return None
+        return self.invariant(
+            ("policy", name), "b64", name,
+            lambda r: self.line(transfers.create_policy(r, name)),
+        )  # fmt: skip
 
     def scalar_argument(self, arg: ScalarArg) -> str:
         """Register with a scalar argument."""

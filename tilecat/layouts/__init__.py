@@ -18,7 +18,7 @@ from .banks import (
 from .descriptors import DescriptorFields, MatrixDescriptor, matrix_descriptor
 from .linear import LinearMap
 from .registers import Fragment, RegisterLayout, VectorLayout
-from .shared import SharedLayout
+from .shared import SharedLayout, SharedVectorLayout
 from .shuffle import LaneFunction, LayoutChange, Round, layout_change
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "RegisterLayout",
     "Round",
     "SharedLayout",
+    "SharedVectorLayout",
     "VectorLayout",
     "bank_conflicts",
     "ideal_wavefronts",

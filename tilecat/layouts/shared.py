@@ -28,6 +28,15 @@ def _is_index(x: Any) -> bool:
 
 
 @dataclass(frozen=True)
+class SharedVectorLayout:
+    """Where a shared vector's bytes lie: in order, from a multiple of `alignment` bytes."""
+
+    num_bytes: int
+    alignment: int = PLAIN_ALIGNMENT
+    swizzle_bytes: int = 0
+
+
+@dataclass(frozen=True)
 class SharedLayout:
     """Which byte of a shared tile holds element (row, col).
 

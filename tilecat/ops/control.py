@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from .. import dtypes
 from ..errors import ScopeError
-from ..ir import Block, Op, Value, attribute, operand, region
+from ..ir import Block, Op, Scope, Value, attribute, operand, region
 from ..ptx import instructions as ptx
+from ..ptx import transfers
 from ..tiles import ScalarType, TileType
 from .scalar import Operand, require_s32
 
@@ -91,6 +92,25 @@ class OneThread(Op):
         end, other = w.label("one_thread_end"), w.new("pred", "other")
         w.line(ptx.alu("setp.ne.s32", other, w.tid(), w.src(self.first, "s32")))
         w.line(ptx.bra(end), pred=other)
+        w.block(self.body)
+        w.mark(end)
+
+
+@dataclass(eq=False)
+class Elected(Op):
+    """A section executed by one thread of the scope: an elected lane, or the first thread."""
+
+    scopes: ClassVar[tuple[Scope, ...]] = (Scope.WARPGROUP, Scope.WARP)
+    body: Block = region()
+
+    def emit(self, w: Any) -> None:
+        """`elect.sync` in a warp, and a branch over the body for the others."""
+        end = w.label("elected_end")
+        leader = w.elected(self.scope)
+        if self.scope is Scope.WARP:
+            leader = w.new("pred", "leader")
+            w.line(transfers.elect(leader))
+        w.line(ptx.bra(end), pred=f"!{leader}")
         w.block(self.body)
         w.mark(end)
 

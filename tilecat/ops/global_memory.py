@@ -1,17 +1,27 @@
-"""Registers from and to global memory, element by element: any strides, any address, slow."""
+"""Registers from and to global memory: any strides, any address, any part of a tensor.
+
+A tile whose elements lie together in memory as in registers moves 4 or 8 bytes an access where it
+is wholly inside the tensor; else, and at edges, element by element under a mask.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
+from .. import dtypes
 from ..errors import DTypeError, LayoutError
 from ..ir import TILE_SCOPES, Access, Effect, Op, Scope, TensorArg, Value, attribute, operand
 from ..ptx import instructions as ptx
-from ..tiles import RegTileType, RegVecType, TileType
+from ..tiles import RegTileType, RegVecType, ScalarType, TileType
+from .places import BROADCAST, Bounds, Place, Steps, element_address, inside, owner, place_of, window
 from .scalar import Operand, require_s32
+
+SCALARS = ("f32", "s32", "u32")
 
 
 def check_place(name: str, kind: TileType, arg: TensorArg, coords: tuple[Operand, ...]) -> None:
@@ -28,150 +38,190 @@ def check_place(name: str, kind: TileType, arg: TensorArg, coords: tuple[Operand
             f"{name}: {arg.name} holds {arg.type.dtype}, got {kind}",
             hint="convert in registers: tc.cast(x, dtype)",
         )
-    if isinstance(kind, RegTileType) and arg.type.rank < 2:
-        raise LayoutError(f"{name}: a tile covers two axes, got {arg.name}: {arg.type}")
-    require_s32(name, *coords)
+    require_s32(name, *(c for c in coords if not _is_index(c)))
+    for coord in coords:
+        if isinstance(coord, Value) and isinstance(coord.type, RegVecType):
+            _check_index(name, kind, coord.type)
 
 
-@dataclass(frozen=True)
-class _Axis:
-    """One axis that the lanes of a warpgroup spread over.
-
-    Args:
-        coord: register with this lane's first coordinate.
-        extent: of the tensor, register or number.
-        stride: in elements, register.
-    """
-
-    coord: str
-    extent: str
-    stride: str
+def _is_index(coord: Operand) -> bool:
+    return isinstance(coord, Value) and isinstance(coord.type, RegVecType)
 
 
-class _Place:
-    """Addresses and masks of the elements that this thread holds."""
-
-    def __init__(self, w: Any, arg: TensorArg, coords: tuple[Operand, ...], spread: dict[int, str]):
-        self.w = w
-        assert not isinstance(arg.type.dtype, str), "resolved before tracing"
-        self.nbytes = arg.type.dtype.bits // 8  # type: ignore[union-attr]
-        self.base = w.new("b64", "address")
-        self.axes: dict[int, _Axis] = {}
-        self.rest: str | None = None
-        self._masks: dict[tuple[int, int], str] = {}
-        w.line(ptx.alu("mov.b64", self.base, w.pointer(arg)))
-        for dim, coord in enumerate(coords):
-            register = w.src(coord, "s32")
-            if dim in spread:
-                first = w.new("b32", "first")
-                w.line(ptx.alu("add.s32", first, spread[dim], register))
-                register = first
-                self.axes[dim] = _Axis(first, w.extent(arg, dim), w.stride(arg, dim))
-            else:
-                self._inside(register, w.extent(arg, dim))
-            part = w.new("b64", "part")
-            w.line(ptx.alu("cvt.s64.s32", part, register))
-            w.line(ptx.alu("mul.lo.s64", part, part, w.stride(arg, dim)))
-            w.line(ptx.alu("mad.lo.s64", self.base, part, self.nbytes, self.base))
-
-    def _inside(self, coord: str, extent: str) -> None:
-        test = self.w.new("pred", "inside")
-        self.w.line(ptx.alu("setp.lt.u32", test, coord, extent))
-        self.rest = self.w.both(self.rest, test)
-
-    def address(self, steps: dict[int, int]) -> str:
-        """Address of the element `steps` further along each axis."""
-        w, address = self.w, self.base
-        for dim, step in steps.items():
-            if step:
-                further = w.new("b64", "at")
-                stride = self.axes[dim].stride
-                w.line(ptx.alu("mad.lo.s64", further, stride, step * self.nbytes, address))
-                address = further
-        return address
-
-    def mask(self, steps: dict[int, int]) -> str | None:
-        """Predicate: the element lies inside the tensor. Negative coordinates do not."""
-        found = self.rest
-        for place in steps.items():
-            if place not in self._masks:
-                self._masks[place] = self._axis_mask(*place)
-            found = self.w.both(found, self._masks[place])
-        return found
-
-    def _axis_mask(self, dim: int, step: int) -> str:
-        w, axis = self.w, self.axes[dim]
-        coord = w.add(axis.coord, step)
-        inside = w.new("pred", "inside")
-        w.line(ptx.alu("setp.lt.u32", inside, coord, axis.extent))
-        return str(inside)
-
-
-def place_of(
-    w: Any, kind: RegTileType | RegVecType, arg: TensorArg, coords: tuple[Operand, ...]
-) -> tuple[_Place, list[dict[int, int]]]:
-    """Where a tile or vector lies, and each element's steps from the thread's first.
-
-    Read off the layouts at thread 0; the other threads' elements are shifted alike.
-    """
-    last = arg.type.rank - 1
+def _check_index(name: str, kind: RegTileType | RegVecType, index: RegVecType) -> None:
+    if index.dtype != dtypes.s32:
+        raise DTypeError(f"{name}: an index vector holds s32, got {index}")
+    legal: tuple[RegVecType, ...] = (kind,) if isinstance(kind, RegVecType) else ()
     if isinstance(kind, RegTileType):
-        first = {last - 1: w.lane_position(kind, "row"), last: w.lane_position(kind, "col")}
-        rows, cols = kind.layout.row_col(0, np.arange(kind.elements))
-        steps = [{last - 1: int(r), last: int(c)} for r, c in zip(rows, cols, strict=True)]
-        return _Place(w, arg, coords, first), steps
-    if kind.axis == "row":
-        start = w.lane_row(kind.warps)
-    elif kind.axis == "col":
-        start = w.lane_col(kind.layout.fragment.run)
-    else:
-        start = w.rank(kind.warps)
-    positions = kind.layout.position(0, np.arange(kind.registers))
-    return _Place(w, arg, coords, {last: start}), [{last: int(p)} for p in positions]
+        legal = (kind.vector("row"), kind.vector("col"))
+    fits = [(v.length, v.axis, v.warps, v.layout.fragment.run) for v in legal]
+    if (index.length, index.axis, index.warps, index.layout.fragment.run) not in fits:
+        raise LayoutError(
+            f"{name}: an index vector goes with the rows or columns of what it loads, "
+            f"got {index} with {kind}",
+            hint=f"one of {', '.join(str(v) for v in legal)}, of s32",
+        )
 
 
-def owner(w: Any, kind: RegTileType | RegVecType) -> str | None:
-    """Predicate: this thread's copy of a vector's values is the one that is stored."""
-    if isinstance(kind, RegTileType) or kind.axis == "plain":
-        return None
-    mine = w.new("pred", "owner")
-    if kind.axis == "row":
-        w.line(ptx.alu("setp.eq.u32", mine, w.lane_col(1), 0))
-    else:
-        w.line(ptx.alu("setp.lt.u32", mine, w.rank(kind.warps), 4))
-    return str(mine)
+def default_axes(kind: RegTileType | RegVecType, arg: TensorArg) -> tuple[int, ...]:
+    """The axes a tile (the last two) or a vector (the last) covers unless told otherwise."""
+    rank = arg.type.rank
+    return (rank - 2, rank - 1) if isinstance(kind, RegTileType) else (rank - 1,)
+
+
+def _adjacent(kind: RegTileType, run: int) -> bool:
+    """Whether every run of elements of a thread lies in order along the tile's own order."""
+    places = kind.layout.row_col(0, np.arange(kind.elements))
+    along, across = (places[1], places[0]) if kind.order == "row" else places
+    along, across = along.reshape(-1, run), across.reshape(-1, run)
+    ordered = (along - along[:, :1] == np.arange(run)).all() and (along[:, 0] % run == 0).all()
+    return bool(ordered and (across == across[:, :1]).all())
 
 
 @dataclass(eq=False)
-class LoadGlobal(Op):
-    """A new tile or vector with the elements of `arg` at `coords`; zero outside the tensor.
+class GlobalAccess(Op):
+    """Base of accesses of `arg` by registers.
+
+    Args:
+        coords: element coordinates, outermost first; a vector of s32 gives each row, column or
+            element its own.
+        arg: the tensor, whose dtype is the registers'.
+        axes: axes of the tensor that the rows and columns (or the vector) lie along.
+        bounds: first coordinate inside and first beyond, for every axis; empty: the tensor's.
+        together: elements of the contiguous axis that start at a multiple of their number, so
+            that they may move in one access; 1 if nothing is known.
+    """
+
+    scopes: ClassVar[tuple[Scope, ...]] = TILE_SCOPES
+    coords: tuple[Operand, ...] = operand()
+    arg: TensorArg = attribute()
+    axes: tuple[int, ...] = attribute(default=(), kw_only=True)
+    bounds: Bounds = operand(default=(), kw_only=True)
+    together: int = attribute(default=1, kw_only=True)
+
+    def place(self, w: Any, kind: RegTileType | RegVecType) -> tuple[Place, list[Steps]]:
+        """Where its elements lie."""
+        axes = self.axes or default_axes(kind, self.arg)
+        return place_of(w, kind, self.arg, self.coords, axes, self.bounds)
+
+    def run(self, kind: RegTileType | RegVecType) -> int:
+        """Adjacent elements of a thread that one access may move: 1 where it may not."""
+        if not isinstance(kind, RegTileType) or not self.arg.tma or self.bounds:
+            return 1
+        axes = self.axes or default_axes(kind, self.arg)
+        along = axes[1 if kind.order == "row" else 0]
+        run = int(kind.layout.fragment.run)
+        fits = along == self.arg.contiguous and BROADCAST not in axes and self.together % run == 0
+        if not fits or run == 1 or any(map(_is_index, self.coords)):
+            return 1
+        return run if _adjacent(kind, run) else 1
+
+    def all_inside(self, w: Any, kind: RegTileType) -> str:
+        """Predicate: no element of the tile lies outside the tensor; one value a scope."""
+        axes, found = self.axes or default_axes(kind, self.arg), None
+        extents = dict(zip(axes, kind.shape, strict=True))
+        for dim, coord in enumerate(self.coords):
+            start, test = w.src(coord, "s32"), w.new("pred", "fits")
+            if dim in extents:
+                last = w.new("b32", "last")
+                w.line(ptx.alu("add.s32", last, start, extents[dim]))
+                w.line(ptx.alu("setp.le.s32", test, last, w.extent(self.arg, dim)))
+                found = w.both(found, test)
+                test = w.new("pred", "fits")
+                w.line(ptx.alu("setp.ge.s32", test, start, 0))
+            else:
+                w.line(ptx.alu("setp.lt.u32", test, start, w.extent(self.arg, dim)))
+            found = w.both(found, test)
+        return str(found)
+
+    def in_runs(
+        self, w: Any, kind: RegTileType, registers: tuple[str, ...],
+        move: Callable[[str, str, str], str],
+    ) -> str | None:  # fmt: skip
+        """Whole runs of elements for a tile that is inside; the label behind the slow way.
+
+        Args:
+            w: the writer.
+            kind: the tile's type.
+            registers: its registers.
+            move: text of an access, from type suffix, address and registers.
+        """
+        run = self.run(kind)
+        if run == 1:
+            return None
+        end, slow = w.label("moved"), w.label("edge")
+        w.line(ptx.bra(slow), pred=f"!{self.all_inside(w, kind)}")
+        with w.nested():
+            place, steps = self.place(w, kind)
+            per = run * kind.dtype.bits // 32
+            suffix = memory_kind(kind) if kind.dtype.bits == 32 else "b32"
+            for index in range(0, len(registers), per):
+                part = registers[index : index + per]
+                address = self._near(w, place, steps[run * index // per])
+                text = (f"v{per}.{suffix}", ptx.vector(part)) if per > 1 else (suffix, part[0])
+                w.line(move(text[0], address, text[1]))
+        w.line(ptx.bra(end))
+        w.mark(slow)
+        return str(end)
+
+    def _near(self, w: Any, place: Place, steps: Steps) -> str:
+        """An address whose step along the contiguous axis is the instruction's immediate."""
+        near = self.arg.contiguous
+        far = {dim: step for dim, step in steps.items() if dim != near}
+        key = tuple(far.items())
+        base = w.local(("row", id(place), key), "b64", "row", lambda r: w.line(
+            ptx.alu("mov.b64", r, place.address(far))
+        ))  # fmt: skip
+        step = steps[near]
+        assert isinstance(step, int), "not gathered"
+        return f"{base}+{step * place.nbytes}" if step else str(base)
+
+
+@dataclass(eq=False)
+class LoadGlobal(GlobalAccess):
+    """A new tile or vector with the elements of `arg` at `coords`; `fill` outside the tensor.
 
     Args:
         kind: its type.
-        coords: element coordinates, outermost first.
-        arg: the tensor, whose dtype is the tile's.
+        fill: what elements outside are.
     """
 
     verb: ClassVar[str] = "load"
-    scopes: ClassVar[tuple[Scope, ...]] = TILE_SCOPES
-    kind: RegTileType | RegVecType = attribute()
-    coords: tuple[Operand, ...] = operand()
-    arg: TensorArg = attribute()
+    kind: RegTileType | RegVecType = attribute(kw_only=True)
+    fill: float = attribute(default=0.0, kw_only=True)
 
     def infer(self) -> tuple[TileType, ...]:
         """The type given."""
         check_place("load", self.kind, self.arg, self.coords)
         return (self.kind,)
 
+    @property
+    def loads(self) -> TensorArg:
+        """The tensor."""
+        return self.arg
+
     def effects(self) -> tuple[Effect, ...]:
         """Writes the registers."""
         return (Effect(Access.WRITE, self.result),)
 
     def emit(self, w: Any) -> None:
-        """One predicated `ld.global` an element."""
-        place, steps = place_of(w, self.kind, self.arg, self.coords)
-        per = 32 // self.kind.dtype.bits
-        for index, register in enumerate(w.regs(self.result)):
+        """`ld.global`, of runs of elements where they lie together, else of each."""
+        registers, kind = w.regs(self.result), self.kind
+        end = None
+        if isinstance(kind, RegTileType):
+            end = self.in_runs(
+                w, kind, registers, lambda suffix, at, part: ptx.ld_global(suffix, part, at)
+            )
+        with w.nested() if end is not None else nullcontext():
+            self._elements(w, registers)
+        if end is not None:
+            w.mark(end)
+
+    def _elements(self, w: Any, registers: tuple[str, ...]) -> None:
+        kind = self.kind
+        place, steps = self.place(w, kind)
+        per = 32 // kind.dtype.bits
+        for index, register in enumerate(registers):
             mine = steps[per * index : per * (index + 1)]
             if per == 1:
                 self._load(w, place, mine[0], register)
@@ -181,11 +231,21 @@ class LoadGlobal(Op):
                 self._load(w, place, step, part)
             join(w, register, parts)
 
-    def _load(self, w: Any, place: _Place, step: dict[int, int], register: str) -> None:
+    def _load(self, w: Any, place: Place, step: Steps, register: str) -> None:
         kind = memory_kind(self.kind)
-        zero = ptx.f32_literal(0.0) if kind == "f32" else 0
-        w.line(ptx.alu(f"mov.{'b32' if kind == 'b8' else kind}", register, zero))
+        value = number_text(self.fill, self.kind.dtype)
+        w.line(ptx.alu(f"mov.{'b32' if kind == 'b8' else kind}", register, value))
         w.line(ptx.ld_global(kind, register, place.address(step)), pred=place.mask(step))
+
+
+def number_text(value: float, dtype: dtypes.DType) -> str:
+    """An immediate that holds a value of a dtype."""
+    if dtype.name == "f32":
+        return ptx.f32_literal(value)
+    if not dtype.is_float:
+        return str(int(value))
+    with np.errstate(over="ignore"):
+        return str(int(np.asarray(value, dtype.numpy).view(f"u{dtype.nbytes}")))
 
 
 def join(w: Any, register: str, parts: list[str]) -> None:
@@ -215,20 +275,15 @@ def split(w: Any, register: str, count: int) -> list[str]:
 
 
 @dataclass(eq=False)
-class StoreGlobal(Op):
+class StoreGlobal(GlobalAccess):
     """`arg[coords...] = tile`; elements outside the tensor are not written.
 
     Args:
         tile: a register tile, or a whole vector.
-        coords: element coordinates, outermost first.
-        arg: the tensor, whose dtype is the tile's.
     """
 
     verb: ClassVar[str] = "store"
-    scopes: ClassVar[tuple[Scope, ...]] = TILE_SCOPES
-    tile: Value = operand()
-    coords: tuple[Operand, ...] = operand()
-    arg: TensorArg = attribute()
+    tile: Value = operand(kw_only=True)
 
     @property
     def stores(self) -> TensorArg:
@@ -247,13 +302,23 @@ class StoreGlobal(Op):
         return (Effect(Access.READ, self.tile),)
 
     def emit(self, w: Any) -> None:
-        """One predicated `st.global` an element; copies of a vector's values are stored once."""
-        tile = self.tile.type
+        """`st.global`, of runs of elements or of each; copies of a value are stored once."""
+        tile, registers, end = self.tile.type, w.regs(self.tile), None
         assert isinstance(tile, RegTileType | RegVecType), "checked in infer"
-        place, steps = place_of(w, tile, self.arg, self.coords)
+        if isinstance(tile, RegTileType):
+            end = self.in_runs(w, tile, registers, ptx.st_global)
+        with w.nested() if end is not None else nullcontext():
+            self._elements(w, tile, registers)
+        if end is not None:
+            w.mark(end)
+
+    def _elements(
+        self, w: Any, tile: RegTileType | RegVecType, registers: tuple[str, ...]
+    ) -> None:
+        place, steps = self.place(w, tile)
         kind, mine = memory_kind(tile), owner(w, tile)
         per = 32 // tile.dtype.bits
-        for index, register in enumerate(w.regs(self.tile)):
+        for index, register in enumerate(registers):
             for part, step in zip(split(w, register, per), steps[per * index :], strict=False):
                 mask = w.both(place.mask(step), mine)
                 w.line(ptx.st_global(kind, place.address(step), part), pred=mask)
@@ -262,3 +327,102 @@ class StoreGlobal(Op):
 def memory_kind(kind: RegTileType | RegVecType) -> str:
     """Type of one element in `ld` and `st`: that of its register."""
     return "f32" if kind.dtype.name == "f32" else f"b{kind.dtype.bits}"
+
+
+@dataclass(eq=False)
+class LoadScalar(Op):
+    """One element of a tensor as a run-time scalar; `fill` outside the tensor.
+
+    Args:
+        coords: element coordinates, outermost first.
+        arg: a tensor of f32, s32 or u32.
+        bounds: as in `GlobalAccess`.
+        fill: what an element outside is.
+    """
+
+    verb: ClassVar[str] = "load"
+    coords: tuple[Operand, ...] = operand()
+    arg: TensorArg = attribute()
+    bounds: Bounds = operand(default=())
+    fill: float = attribute(default=0)
+
+    def infer(self) -> tuple[TileType, ...]:
+        """A scalar of the tensor's dtype."""
+        require_s32("load", *self.coords)
+        dtype = self.arg.type.dtype
+        assert isinstance(dtype, dtypes.DType), "resolved before tracing"
+        if dtype.name not in SCALARS:
+            raise DTypeError(
+                f"load: a scalar is {', '.join(SCALARS)}, got {self.arg.name} of {dtype.name}"
+            )
+        return (ScalarType(dtype),)
+
+    @property
+    def loads(self) -> TensorArg:
+        """The tensor."""
+        return self.arg
+
+    def emit(self, w: Any) -> None:
+        """A masked `ld.global`."""
+        dtype, register = self.result.type.dtype, w.define(self.result)  # type: ignore[union-attr]
+        kind = "f32" if dtype.name == "f32" else "b32"
+        w.line(ptx.alu(f"mov.{kind}", register, number_text(self.fill, dtype)))
+        address = element_address(w, self.arg, self.coords)
+        mask = all_inside(w, self.arg, self.coords, self.bounds)
+        w.line(ptx.ld_global(kind, register, address), pred=mask)
+
+
+def all_inside(
+    w: Any, arg: TensorArg, coords: tuple[Operand, ...], bounds: Bounds
+) -> str | None:
+    """Predicate: an element lies inside the tensor."""
+    found = None
+    for dim, coord in enumerate(coords):
+        where = window(w, arg, dim, bounds)
+        found = w.both(found, inside(w, w.src(coord, "s32"), where))
+    return found
+
+
+@dataclass(eq=False)
+class StoreScalar(Op):
+    """`arg[coords...] = value`, by one thread of the scope; nothing outside the tensor.
+
+    Args:
+        value: a scalar of the tensor's dtype, or a number.
+        coords: element coordinates, outermost first.
+        arg: a tensor of f32, s32 or u32.
+        bounds: as in `GlobalAccess`.
+    """
+
+    verb: ClassVar[str] = "store"
+    value: Operand = operand()
+    coords: tuple[Operand, ...] = operand()
+    arg: TensorArg = attribute()
+    bounds: Bounds = operand(default=())
+
+    def infer(self) -> tuple[TileType, ...]:
+        """Nothing; one dtype."""
+        require_s32("store", *self.coords)
+        dtype = self.arg.type.dtype
+        given = self.value.type if isinstance(self.value, Value) else ScalarType(dtype)  # type: ignore[arg-type]
+        assert isinstance(dtype, dtypes.DType), "resolved before tracing"
+        if dtype.name not in SCALARS or given != ScalarType(dtype):
+            raise DTypeError(
+                f"store: a scalar of {', '.join(SCALARS)} and a tensor of the same, "
+                f"got {given} and {self.arg.name} of {dtype.name}"
+            )
+        return ()
+
+    @property
+    def stores(self) -> TensorArg:
+        """The tensor."""
+        return self.arg
+
+    def emit(self, w: Any) -> None:
+        """A masked `st.global`."""
+        dtype = self.arg.type.dtype
+        assert isinstance(dtype, dtypes.DType), "resolved before tracing"
+        kind = "f32" if dtype.name == "f32" else "b32"
+        address = element_address(w, self.arg, self.coords)
+        mask = w.both(all_inside(w, self.arg, self.coords, self.bounds), w.elected(self.scope))
+        w.line(ptx.st_global(kind, address, w.src(self.value, dtype.name)), pred=mask)

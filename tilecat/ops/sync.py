@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from .. import dtypes
 from ..ir import Access, Effect, Op, Scope, Value, attribute, operand
 from ..ptx import instructions as ptx
-from ..tiles import BarrierType, TileType
+from ..ptx import transfers
+from ..tiles import BarrierType, ScalarType, TileType
 from .scalar import Operand
 
 MAX_NAMED_BARRIERS = 16  # PTX ISA 9.7.13.1: barriers 0 to 15 a CTA
@@ -47,7 +49,7 @@ class InitBarriers(Op):
     barriers: tuple[Value, ...] = operand()
 
     def emit(self, w: Any) -> None:
-        """`mbarrier.init` each, the init fence, and a CTA barrier."""
+        """`mbarrier.init` each, the init fence, and a barrier of the CTA, or of its cluster."""
         end, other = w.label("init_end"), w.new("pred", "other")
         w.line(ptx.alu("setp.ne.s32", other, w.tid(), 0))
         w.line(ptx.bra(end), pred=other)
@@ -58,31 +60,58 @@ class InitBarriers(Op):
                 w.line(ptx.mbarrier_init(w.barrier(value, index), op.arrivals))
         w.line(ptx.fence_mbarrier_init())
         w.mark(end)
-        w.line(ptx.bar_sync(0, w.threads))
+        if w.kernel.cluster == 1:
+            w.line(ptx.bar_sync(0, w.threads))
+            return
+        w.line(transfers.cluster_arrive())
+        w.line(transfers.cluster_wait())
 
 
 @dataclass(eq=False)
 class Arrive(Op):
     """One arrival on `barriers[index]`; `when` limits it to the steps where it is due.
 
-    At warpgroup scope the first thread arrives for the warpgroup, or with `each` every thread.
+    At warpgroup and warp scope the first thread arrives for all, or with `each` every thread.
+
+    Args:
+        barriers: the mbarriers.
+        index: which of them.
+        when: a predicate, or None.
+        each: whether every thread arrives.
+        rank: the CTA of the cluster whose mbarrier it is; None for this one.
     """
 
     barriers: Value = operand()
     index: Operand = operand()
     when: Value | None = operand(default=None)
     each: bool = attribute(default=False)
+    rank: Operand | None = operand(default=None)
 
     def effects(self) -> tuple[Effect, ...]:
         """Signals the barrier."""
         return (Effect(Access.WRITE, self.barriers),)
 
     def emit(self, w: Any) -> None:
-        """`mbarrier.arrive`."""
+        """`mbarrier.arrive`; a warp's lanes meet before the first arrives for them."""
         address = w.barrier(self.barriers, self.index)
+        if self.scope is Scope.WARP and not self.each:
+            w.line(ptx.bar_warp_sync())
         leader = None if self.each else w.elected(self.scope)
         pred = w.both(leader, None if self.when is None else w.src(self.when))
-        w.line(ptx.mbarrier_arrive(address), pred=pred)
+        if self.rank is None:
+            w.line(ptx.mbarrier_arrive(address), pred=pred)
+            return
+        remote = peer_address(w, address, self.rank)
+        w.line(transfers.mbarrier_arrive_remote(remote), pred=pred)
+
+
+def peer_address(w: Any, address: str, rank: Operand) -> str:
+    """Register with the address of the same place in the CTA `rank` of the cluster."""
+    register, peer = w.new("b32", "mine"), w.new("b32", "peer")
+    base, _, offset = address.partition("+")
+    w.line(ptx.alu("add.u32", register, base, offset or 0))
+    w.line(transfers.mapa(peer, register, w.src(rank, "u32")))
+    return str(peer)
 
 
 @dataclass(eq=False)
@@ -132,6 +161,38 @@ class WaitBarrier(Op):
 
 
 @dataclass(eq=False)
+class TestBarrier(Op):
+    """Whether the phase with parity `parity` of `barriers[index]` has completed.
+
+    Args:
+        barriers: the mbarriers.
+        index: which of them.
+        parity: of the phase.
+        suspend: whether the thread may be suspended for a while first.
+    """
+
+    verb: ClassVar[str] = "try_wait"
+    barriers: Value = operand()
+    index: Operand = operand()
+    parity: Operand = operand()
+    suspend: bool = attribute(default=True)
+
+    def infer(self) -> tuple[TileType, ...]:
+        """A predicate."""
+        return (ScalarType(dtypes.pred),)
+
+    def effects(self) -> tuple[Effect, ...]:
+        """Looks at the barrier."""
+        return (Effect(Access.READ, self.barriers),)
+
+    def emit(self, w: Any) -> None:
+        """`mbarrier.try_wait` or `mbarrier.test_wait`, once."""
+        address, parity = w.barrier(self.barriers, self.index), w.src(self.parity, "u32")
+        done = w.define(self.result)
+        w.line(transfers.mbarrier_test(done, address, parity, suspend=self.suspend))
+
+
+@dataclass(eq=False)
 class NamedBarrier(Op):
     """Named barrier `number` for `threads` threads; arrive only, or arrive and wait."""
 
@@ -147,11 +208,29 @@ class NamedBarrier(Op):
 
 @dataclass(eq=False)
 class FenceAsync(Op):
-    """Orders this thread's shared-memory accesses before those of TMA and the tensor cores."""
+    """Orders this thread's accesses before those of TMA and the tensor cores.
+
+    Args:
+        space: `shared::cta`, `shared::cluster` or `global`.
+    """
+
+    verb: ClassVar[str] = "fence_async"
+    space: str = attribute(default="shared::cta")
 
     def emit(self, w: Any) -> None:
-        """`fence.proxy.async.shared::cta`."""
-        w.line(ptx.fence_proxy_async_shared())
+        """`fence.proxy.async`."""
+        w.line(transfers.fence_proxy_async(self.space))
+
+
+@dataclass(eq=False)
+class Fence(Op):
+    """Orders this thread's accesses for the threads of a scope: cta, cluster, gpu or sys."""
+
+    among: str = attribute()
+
+    def emit(self, w: Any) -> None:
+        """`fence.acq_rel`."""
+        w.line(transfers.fence(self.among))
 
 
 @dataclass(eq=False)

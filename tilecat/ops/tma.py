@@ -1,109 +1,233 @@
-"""Transfers between global and shared memory: TMA, and copies by threads where TMA cannot reach."""
+"""Transfers between global and shared memory by TMA: whole tiles and vectors, in boxes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, ClassVar
 
-import numpy as np
-
-from ..ir import Access, Effect, Op, Scope, SharedRequest, TensorArg, Value, attribute, operand
-from ..layouts import bank_conflicts, ideal_wavefronts
-from ..layouts.banks import WARP
+from ..errors import DTypeError, LayoutError
+from ..ir import Access, Effect, Op, Scope, TensorArg, Value, attribute, operand
 from ..ptx import instructions as ptx
-from ..tiles import SharedTileType
+from ..ptx import transfers
+from ..tiles import SharedTileType, SharedVecType
 from .scalar import Operand
 
+MAX_BOX = 256  # elements an axis of one transfer (cuda.h, cuTensorMapEncodeTiled)
+# Element types of TMA's reductions (PTX ISA 9.7.9.27.1.3).
+REDUCED = {
+    "add": ("f32", "f16", "bf16", "s32", "u32"),
+    "min": ("f16", "bf16", "s32", "u32"),
+    "max": ("f16", "bf16", "s32", "u32"),
+}
 
-def contiguous_axis(tile: SharedTileType) -> int:
-    """Which tile axis (0 rows, 1 columns) is contiguous in shared memory."""
-    return 1 if tile.order == "row" else 0
+
+@dataclass(frozen=True)
+class Box:
+    """One transfer of a tile.
+
+    Args:
+        dims: axes of the tensor, innermost first.
+        extents: elements along each.
+        shift: elements from the tile's start along each.
+        byte: where it lies, from the tile's start.
+    """
+
+    dims: tuple[int, ...]
+    extents: tuple[int, ...]
+    shift: tuple[int, ...]
+    byte: int
 
 
-def box_of(arg: TensorArg, tile: SharedTileType) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Axes innermost first, and the box of one panel of the tile over them.
+def default_axes(arg: TensorArg, kind: SharedTileType | SharedVecType) -> tuple[int, ...]:
+    """The axes a tile (the last two) or a vector (the last) covers unless told otherwise."""
+    rank = arg.type.rank
+    return (rank - 1,) if isinstance(kind, SharedVecType) else (rank - 2, rank - 1)
+
+
+def boxes_of(
+    arg: TensorArg, kind: SharedTileType | SharedVecType, axes: tuple[int, ...], parts: int = 1
+) -> tuple[Box, ...]:
+    """The transfers of a tile, or of one of `parts` equal parts of its lines.
 
     Example: a 64 x 128 bf16 tile of a row-major matrix has panels of 64 columns (128 bytes):
-    dims (1, 0), box (64, 64); one transfer a panel.
+    dims (1, 0), extents (64, 64); one transfer a panel.
     """
-    rank = arg.type.rank
-    rows_axis, cols_axis = rank - 2, rank - 1
-    layout = tile.layout
-    other = tile.rows if tile.order == "row" else tile.cols
-    inner = (cols_axis, rows_axis) if tile.order == "row" else (rows_axis, cols_axis)
-    outer = tuple(range(rank - 3, -1, -1))
-    return inner + outer, (layout.panel_elems, other) + (1,) * len(outer)
+    if isinstance(kind, SharedVecType):
+        return _vector_boxes(arg, kind, axes)
+    rows_axis, cols_axis = axes
+    layout = kind.layout
+    lines = (kind.rows if kind.order == "row" else kind.cols) // parts
+    inner = (cols_axis, rows_axis) if kind.order == "row" else (rows_axis, cols_axis)
+    outer = tuple(d for d in range(arg.type.rank - 1, -1, -1) if d not in inner)
+    step = next(n for n in range(min(lines, MAX_BOX), 0, -1) if lines % n == 0 and _whole(n, lines))
+    rest = (1,) * len(outer)
+    zeros = (0,) * len(outer)
+    return tuple(
+        Box(
+            inner + outer,
+            (layout.panel_elems, step, *rest),
+            (panel * layout.panel_elems, line, *zeros),
+            panel * layout.panel_bytes + line * layout.pitch_bytes,
+        )
+        for panel in range(layout.num_panels)
+        for line in range(0, lines, step)
+    )
+
+
+def _whole(step: int, lines: int) -> bool:
+    """A box that is not all lines ends on a swizzle pattern: 8 lines."""
+    return step == lines or step % 8 == 0
+
+
+def _vector_boxes(
+    arg: TensorArg, kind: SharedVecType, axes: tuple[int, ...]
+) -> tuple[Box, ...]:
+    outer = tuple(d for d in range(arg.type.rank - 1, -1, -1) if d not in axes)
+    ones, zeros = (1,) * len(outer), (0,) * len(outer)
+    return tuple(
+        Box(
+            axes + outer,
+            (min(MAX_BOX, kind.length - first), *ones),
+            (first, *zeros),
+            first * kind.dtype.nbytes,
+        )
+        for first in range(0, kind.length, MAX_BOX)
+    )
 
 
 @dataclass(eq=False)
 class TileTransfer(Op):
-    """Base of transfers of one shared tile from or to `arg` at element coordinates `coords`.
+    """Base of transfers between a shared tile (or vector) and `arg` at element coordinates.
 
     Args:
-        tile: the shared tile.
+        tile: the shared tile or vector.
         coords: first element along each axis of the tensor, outermost first.
         arg: the tensor.
+        axes: axes of the tensor that the tile's rows and columns lie along; empty: the last ones.
+        part: which part of the tile's lines is moved, if there are several.
+        parts: equal parts that the tile's lines are cut into; `coords` are the part's.
     """
 
     tile: Value = operand()
     coords: tuple[Operand, ...] = operand()
     arg: TensorArg = attribute()
+    axes: tuple[int, ...] = attribute(default=(), kw_only=True)
+    part: Operand = operand(default=0, kw_only=True)
+    parts: int = attribute(default=1, kw_only=True)
 
     @property
-    def tile_type(self) -> SharedTileType:
-        """Type of the shared tile."""
-        assert isinstance(self.tile.type, SharedTileType), "a shared tile"
+    def tile_type(self) -> SharedTileType | SharedVecType:
+        """Type of the shared tile or vector."""
+        assert isinstance(self.tile.type, SharedTileType | SharedVecType), "a shared place"
         return self.tile.type
 
     @property
     def num_bytes(self) -> int:
         """Bytes a transfer moves, parts outside the tensor included."""
-        return self.tile_type.layout.num_bytes
+        return self.tile_type.layout.num_bytes // self.parts
 
-    def panels(self, w: Any) -> list[tuple[tuple[str, ...], str]]:
-        """For each panel: coordinates innermost first, and its shared address."""
-        tile = self.tile_type
-        dims, _ = box_of(self.arg, tile)
+    @property
+    def tile_axes(self) -> tuple[int, ...]:
+        """Axes of the tensor that the tile lies along."""
+        return self.axes or default_axes(self.arg, self.tile_type)
+
+    def part_bytes(self) -> int:
+        """Bytes from one part of the tile's first panel to the next."""
+        kind = self.tile_type
+        if isinstance(kind, SharedVecType):
+            return kind.layout.num_bytes // self.parts
+        lines = kind.rows if kind.order == "row" else kind.cols
+        return lines // self.parts * kind.layout.pitch_bytes
+
+    def boxes(self) -> tuple[Box, ...]:
+        """Its transfers."""
+        return boxes_of(self.arg, self.tile_type, self.tile_axes, self.parts)
+
+    def placed(self, w: Any) -> list[tuple[str, tuple[str, ...], str]]:
+        """For each box: tensor map, coordinates innermost first, shared address."""
         base = w.address(self.tile)
+        if self.parts > 1:
+            base = w.offset(base, self.part, self.part_bytes())
+        swizzle = self.tile_type.layout.swizzle_bytes
         found = []
-        for index in range(tile.layout.num_panels):
-            coords = [w.src(self.coords[d], "s32") for d in dims]
-            coords[0] = w.add(coords[0], index * tile.layout.panel_elems)
-            found.append((tuple(coords), w.text(base, index * tile.layout.panel_bytes)))
+        for box in self.boxes():
+            tensor_map = w.tensor_map(self.arg, box.dims, box.extents, swizzle)
+            coords = [w.src(self.coords[d], "s32") for d in box.dims]
+            moved = [w.add(c, shift) for c, shift in zip(coords, box.shift, strict=True)]
+            found.append((tensor_map, tuple(moved), w.text(base, box.byte)))
         return found
 
 
 @dataclass(eq=False)
 class TmaLoad(TileTransfer):
-    """Asynchronous load of a tile; its bytes complete on `barriers[index]`."""
+    """Asynchronous load of a tile; its bytes complete on `barriers[index]`.
+
+    Args:
+        barriers: the mbarriers.
+        index: which of them.
+        cache: L2 eviction priority, or empty.
+        ranks: CTAs of the cluster that receive it, at the same place in their shared memory, as
+            bits of a mask; None for this CTA alone.
+    """
 
     verb: ClassVar[str] = "load_async"
-    scopes: ClassVar[tuple[Scope, ...]] = (Scope.THREAD, Scope.WARPGROUP)
+    scopes: ClassVar[tuple[Scope, ...]] = (Scope.THREAD, Scope.WARPGROUP, Scope.WARP)
     barriers: Value = operand()
     index: Operand = operand()
+    cache: str = attribute(default="", kw_only=True)
+    ranks: Operand | None = operand(default=None, kw_only=True)
 
     def effects(self) -> tuple[Effect, ...]:
         """Writes the tile through the async proxy."""
         return (Effect(Access.ASYNC_WRITE, self.tile, "async"),)
 
+    @property
+    def loads(self) -> TensorArg:
+        """The tensor."""
+        return self.arg
+
     def emit(self, w: Any) -> None:
-        """One `cp.async.bulk.tensor` a panel."""
-        dims, box = box_of(self.arg, self.tile_type)
-        tensor_map = w.tensor_map(self.arg, dims, box, self.tile_type.layout.swizzle_bytes)
-        barrier = w.barrier(self.barriers, self.index)
-        for coords, address in self.panels(w):
-            w.line(
-                ptx.tma_load(address, tensor_map, coords, barrier), pred=w.elected(self.scope)
+        """One `cp.async.bulk.tensor` a box."""
+        placed, barrier = self.placed(w), w.barrier(self.barriers, self.index)
+        mask, policy = self._mask(w), w.cache_policy(self.cache)
+        for tensor_map, coords, address in placed:
+            text = transfers.tma_load(
+                address, tensor_map, coords, barrier, mask=mask, policy=policy
             )
+            w.line(text, pred=w.elected(self.scope))
+
+    def _mask(self, w: Any) -> str | None:
+        if self.ranks is None or not isinstance(self.ranks, Value):
+            return None if self.ranks is None else str(int(self.ranks))
+        mask = w.new("b16", "ranks")
+        w.line(ptx.alu("cvt.u16.u32", mask, w.src(self.ranks)))
+        return str(mask)
 
 
 @dataclass(eq=False)
 class TmaStore(TileTransfer):
-    """Asynchronous store of a tile, one bulk group; parts outside the tensor are not written."""
+    """Asynchronous store of a tile, one bulk group; parts outside the tensor are not written.
+
+    Args:
+        reduce: "add", "min" or "max" to combine with what is there; empty to overwrite.
+        cache: L2 eviction priority, or empty.
+    """
 
     verb: ClassVar[str] = "store_async"
-    scopes: ClassVar[tuple[Scope, ...]] = (Scope.THREAD, Scope.WARPGROUP)
+    scopes: ClassVar[tuple[Scope, ...]] = (Scope.THREAD, Scope.WARPGROUP, Scope.WARP)
+    reduce: str = attribute(default="", kw_only=True)
+    cache: str = attribute(default="", kw_only=True)
+
+    def infer(self) -> tuple[Any, ...]:
+        """Nothing; a reduction needs a dtype that TMA combines."""
+        known = REDUCED.get(self.reduce, ())
+        if self.reduce and self.tile_type.dtype.name not in known:
+            raise DTypeError(
+                f"store_{self.reduce}_async: TMA combines {', '.join(known)}, "
+                f"got {self.tile_type}",
+                hint="tc.atomic_add and its like combine registers with a tensor",
+            )
+        return ()
 
     @property
     def stores(self) -> TensorArg:
@@ -115,13 +239,51 @@ class TmaStore(TileTransfer):
         return (Effect(Access.ASYNC_READ, self.tile, "async"),)
 
     def emit(self, w: Any) -> None:
-        """One `cp.async.bulk.tensor` a panel, then the group's commit."""
-        dims, box = box_of(self.arg, self.tile_type)
-        tensor_map = w.tensor_map(self.arg, dims, box, self.tile_type.layout.swizzle_bytes)
+        """One `cp.async.bulk.tensor` a box, then the group's commit."""
+        placed, policy = self.placed(w), w.cache_policy(self.cache)
         pred = w.elected(self.scope)
-        for coords, address in self.panels(w):
-            w.line(ptx.tma_store(tensor_map, coords, address), pred=pred)
+        for tensor_map, coords, address in placed:
+            text = transfers.tma_store(
+                tensor_map, coords, address, reduce=self.reduce, policy=policy
+            )
+            w.line(text, pred=pred)
         w.line(ptx.bulk_commit_group(), pred=pred)
+
+
+@dataclass(eq=False)
+class TmaPrefetch(Op):
+    """Brings a tile of a tensor into L2.
+
+    Args:
+        coords: first element along each axis, outermost first.
+        arg: the tensor.
+        kind: the tile's type.
+        axes: axes of the tensor that the tile lies along.
+        cache: L2 eviction priority, or empty.
+    """
+
+    verb: ClassVar[str] = "prefetch"
+    scopes: ClassVar[tuple[Scope, ...]] = (Scope.THREAD, Scope.WARPGROUP, Scope.WARP)
+    coords: tuple[Operand, ...] = operand()
+    arg: TensorArg = attribute()
+    kind: SharedTileType | SharedVecType = attribute()
+    axes: tuple[int, ...] = attribute()
+    cache: str = attribute(default="")
+
+    @property
+    def loads(self) -> TensorArg:
+        """The tensor."""
+        return self.arg
+
+    def emit(self, w: Any) -> None:
+        """One `cp.async.bulk.prefetch.tensor` a box."""
+        policy, pred = w.cache_policy(self.cache), w.elected(self.scope)
+        for box in boxes_of(self.arg, self.kind, self.axes):
+            swizzle = self.kind.layout.swizzle_bytes
+            tensor_map = w.tensor_map(self.arg, box.dims, box.extents, swizzle)
+            coords = [w.src(self.coords[d], "s32") for d in box.dims]
+            moved = [w.add(c, shift) for c, shift in zip(coords, box.shift, strict=True)]
+            w.line(transfers.tma_prefetch(tensor_map, moved, policy=policy), pred=pred)
 
 
 @dataclass(eq=False)
@@ -133,6 +295,7 @@ class BulkWait(Op):
         read: True to wait only until the shared sources have been read.
     """
 
+    verb: ClassVar[str] = "store_wait"
     pending: int = attribute()
     read: bool = attribute(default=True)
 
@@ -143,113 +306,89 @@ class BulkWait(Op):
         )
 
 
-@lru_cache(maxsize=256)
-def copy_request(tile: SharedTileType, instruction: str) -> SharedRequest:
-    """The worst request of a copy in which lanes take adjacent elements of a line."""
-    layout, size = tile.layout, tile.dtype.bits // 8
-    item = np.arange(tile.rows * tile.cols)
-    slow, fast = np.divmod(item, layout.contiguous)
-    row, col = (slow, fast) if tile.order == "row" else (fast, slow)
-    offsets = layout.byte_offset(row, col)
-    worst = max(
-        bank_conflicts(offsets[first : first + WARP], size) for first in range(0, item.size, WARP)
-    )
-    return SharedRequest(instruction, size, worst, ideal_wavefronts(WARP, size))
+@dataclass(eq=False)
+class BulkTransfer(Op):
+    """Base of copies of a shared vector's bytes, which lie together in global memory too.
+
+    Args:
+        vector: the shared vector.
+        coords: first element along each axis, outermost first; all bytes lie inside the tensor.
+        arg: the tensor.
+        cache: L2 eviction priority, or empty.
+    """
+
+    scopes: ClassVar[tuple[Scope, ...]] = (Scope.THREAD, Scope.WARPGROUP, Scope.WARP)
+    vector: Value = operand()
+    coords: tuple[Operand, ...] = operand()
+    arg: TensorArg = attribute()
+    cache: str = attribute(default="", kw_only=True)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes it moves."""
+        assert isinstance(self.vector.type, SharedVecType), "checked by the caller"
+        return self.vector.type.layout.num_bytes
+
+    def infer(self) -> tuple[Any, ...]:
+        """Nothing; whole 16-byte units."""
+        if self.num_bytes % 16:
+            raise LayoutError(
+                f"{self.label}: copies multiples of 16 bytes, got {self.vector.type} of "
+                f"{self.num_bytes} bytes"
+            )
+        return ()
 
 
 @dataclass(eq=False)
-class CopyByThreads(TileTransfer):
-    """Copies a tile element by element, for tensors TMA cannot reach (any strides, any address).
+class BulkLoad(BulkTransfer):
+    """Asynchronous copy of adjacent bytes into a shared vector; completes on `barriers[index]`."""
 
-    Elements outside the tensor load as zero and are not stored. Each of the 128 threads of the
-    warpgroup takes every 128th element along the axis that is contiguous in shared memory.
-    """
-
-    verb: ClassVar[str] = "load_async, store_async"
-    scopes: ClassVar[tuple[Scope, ...]] = (Scope.WARPGROUP,)
-    store: bool = attribute(default=False)
+    verb: ClassVar[str] = "load_bulk"
+    barriers: Value = operand()
+    index: Operand = operand()
 
     @property
-    def stores(self) -> TensorArg | None:
-        """The tensor, if it is the target."""
-        return self.arg if self.store else None
+    def loads(self) -> TensorArg:
+        """The tensor."""
+        return self.arg
 
     def effects(self) -> tuple[Effect, ...]:
-        """Accesses the tile through the generic proxy."""
-        return (Effect(Access.READ if self.store else Access.WRITE, self.tile),)
-
-    @property
-    def requests(self) -> tuple[SharedRequest, ...]:
-        """Its one `ld.shared` or `st.shared`, at the iteration with the most conflicts."""
-        return (copy_request(self.tile_type, "ld.shared" if self.store else "st.shared"),)
+        """Writes the vector through the async proxy."""
+        return (Effect(Access.ASYNC_WRITE, self.vector, "async"),)
 
     def emit(self, w: Any) -> None:
-        """A loop of one `ld` and one `st` a thread."""
-        tile = self.tile_type
-        count = tile.rows * tile.cols
-        inner_axis = contiguous_axis(tile)
-        inner = tile.shape[inner_axis]
-        item, done = w.new("b32", "item"), w.new("pred", "done")
-        loop = w.label("copy")
-        w.line(ptx.alu("and.b32", item, w.tid(), 127))
-        w.mark(loop)
-        fast, slow = w.new("b32", "fast"), w.new("b32", "slow")
-        w.line(ptx.alu("div.u32", slow, item, inner))
-        w.line(ptx.alu("rem.u32", fast, item, inner))
-        local = (slow, fast) if inner_axis == 1 else (fast, slow)
-        shared = self._shared_address(w, slow, fast)
-        inside, address = self._global_address(w, local)
-        self._move(w, shared, address, inside)
-        w.line(ptx.alu("add.u32", item, item, 128))
-        w.line(ptx.alu("setp.lt.u32", done, item, count))
-        w.line(ptx.bra(loop), pred=done)
+        """`cp.async.bulk`, global to shared."""
+        source, target = w.element_address(self.arg, self.coords), w.text(w.address(self.vector))
+        barrier, policy = w.barrier(self.barriers, self.index), w.cache_policy(self.cache)
+        text = transfers.bulk_load(target, source, self.num_bytes, barrier, policy=policy)
+        w.line(text, pred=w.elected(self.scope))
 
-    def _shared_address(self, w: Any, slow: str, fast: str) -> str:
-        tile = self.tile_type
-        layout, nbytes = tile.layout, tile.dtype.bits // 8
-        panel, byte, base = w.new("b32", "panel"), w.new("b32", "byte"), w.new("b32", "element")
-        width = layout.panel_elems
-        w.line(ptx.alu("div.u32", panel, fast, width))
-        w.line(ptx.alu("rem.u32", byte, fast, width))
-        w.line(ptx.alu("mul.lo.u32", byte, byte, nbytes))
-        w.line(ptx.alu("mad.lo.u32", byte, slow, width * nbytes, byte))
-        if layout.swizzle_bytes:
-            bits = w.new("b32", "swizzle")
-            w.line(ptx.alu("shr.u32", bits, byte, 3))
-            w.line(ptx.alu("and.b32", bits, bits, (layout.swizzle_bytes // 16 - 1) << 4))
-            w.line(ptx.alu("xor.b32", byte, byte, bits))
-        w.line(ptx.alu("mad.lo.u32", byte, panel, layout.panel_bytes, byte))
-        w.line(ptx.alu("add.u32", base, byte, w.materialize(w.address(self.tile))))
-        return base
 
-    def _global_address(self, w: Any, local: tuple[str, str]) -> tuple[str, str]:
-        rank = self.arg.type.rank
-        inside, test = w.new("pred", "inside"), w.new("pred", "test")
-        offset, part = w.new("b64", "offset"), w.new("b64", "part")
-        w.line(ptx.alu("mov.b64", offset, 0))
-        w.line(ptx.alu("setp.eq.u32", inside, 0, 0))
-        for dim in range(rank):
-            coord = w.src(self.coords[dim], "s32")
-            if dim >= rank - 2:
-                full = w.new("b32", "coord")
-                w.line(ptx.alu("add.s32", full, coord, local[dim - rank + 2]))
-                coord = full
-            w.line(ptx.alu("setp.lt.u32", test, coord, w.extent(self.arg, dim)))
-            w.line(ptx.alu("and.pred", inside, inside, test))
-            w.line(ptx.alu("cvt.s64.s32", part, coord))
-            w.line(ptx.alu("mad.lo.s64", offset, part, w.stride(self.arg, dim), offset))
-        address = w.new("b64", "address")
-        nbytes = self.tile_type.dtype.bits // 8
-        w.line(ptx.alu("mad.lo.s64", address, offset, nbytes, w.pointer(self.arg)))
-        return inside, address
+@dataclass(eq=False)
+class BulkStore(BulkTransfer):
+    """Asynchronous copy (or addition) of a shared vector to adjacent bytes, one bulk group."""
 
-    def _move(self, w: Any, shared: str, address: str, inside: str) -> None:
-        kind = f"b{self.tile_type.dtype.bits}"
-        data = w.new(kind, "element")
-        if self.store:
-            w.line(ptx.ld_shared(kind, data, shared))
-            w.line(ptx.st_global(kind, address, data), pred=inside)
-            return
-        w.line(ptx.alu(f"mov.{kind}", data, 0))
-        w.line(ptx.ld_global(kind, data, address), pred=inside)
-        w.line(ptx.st_shared(kind, shared, data))
+    verb: ClassVar[str] = "store_bulk"
+    reduce: str = attribute(default="", kw_only=True)
+
+    @property
+    def stores(self) -> TensorArg:
+        """The tensor."""
+        return self.arg
+
+    def effects(self) -> tuple[Effect, ...]:
+        """Reads the vector through the async proxy."""
+        return (Effect(Access.ASYNC_READ, self.vector, "async"),)
+
+    def emit(self, w: Any) -> None:
+        """`cp.async.bulk` or `cp.reduce.async.bulk`, shared to global, and the commit."""
+        assert isinstance(self.vector.type, SharedVecType), "checked by the caller"
+        target, source = w.element_address(self.arg, self.coords), w.text(w.address(self.vector))
+        dtype = self.vector.type.dtype.name
+        reduce = self.reduce
+        if reduce:
+            reduce += f".noftz.{dtype}" if dtype in ("f16", "bf16") else f".{dtype}"
+        policy, pred = w.cache_policy(self.cache), w.elected(self.scope)
+        text = transfers.bulk_store(target, source, self.num_bytes, reduce=reduce, policy=policy)
+        w.line(text, pred=pred)
+        w.line(ptx.bulk_commit_group(), pred=pred)

@@ -115,11 +115,6 @@ def fence_mbarrier_init() -> str:
     return "fence.mbarrier_init.release.cluster;"
 
 
-def fence_proxy_async_shared() -> str:
-    """Order generic accesses to shared memory before those of the async proxy (9.7.13.4)."""
-    return "fence.proxy.async.shared::cta;"
-
-
 def mbarrier_arrive(address: str) -> str:
     """Arrive once (9.7.13.15.13)."""
     return f"mbarrier.arrive.shared::cta.b64 _, [{address}];"
@@ -134,22 +129,6 @@ def mbarrier_try_wait_parity(done: str, address: str, parity: str) -> str:
     """Whether the phase of a parity has completed, suspending for a while (9.7.13.15.16)."""
     operands = f"{done}, [{address}], {parity}, {WAIT_HINT_NS}"
     return f"mbarrier.try_wait.parity.shared::cta.b64 {operands};"
-
-
-def tma_load(dst: str, tensor_map: str, coords: Sequence[str], barrier: str) -> str:
-    """Tensor-map copy from global to shared memory, completing on an mbarrier (9.7.9.27.1.2)."""
-    return (
-        f"cp.async.bulk.tensor.{len(coords)}d.shared::cluster.global.tile"
-        f".mbarrier::complete_tx::bytes [{dst}], [{tensor_map}, {vector(coords)}], [{barrier}];"
-    )
-
-
-def tma_store(tensor_map: str, coords: Sequence[str], src: str) -> str:
-    """Tensor-map copy from shared to global memory, in a bulk group (9.7.9.27.1.2)."""
-    return (
-        f"cp.async.bulk.tensor.{len(coords)}d.global.shared::cta.tile.bulk_group "
-        f"[{tensor_map}, {vector(coords)}], [{src}];"
-    )
 
 
 def prefetch_tensormap(tensor_map: str) -> str:

@@ -1,0 +1,258 @@
+"""Where elements lie in a global tensor: addresses, masks, and bounds narrower than the tensor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..dtypes import DType
+from ..ir import TensorArg, Value
+from ..ptx import instructions as ptx
+from ..tiles import RegTileType, RegVecType
+from .elementwise import element_sources
+from .scalar import Operand
+
+BROADCAST = -1  # in place of a tensor's axis: the tile's elements along it are equal
+# First coordinate inside and first beyond, for every axis of a tensor; None: the tensor's own.
+Bounds = tuple[Operand | None, ...]
+
+
+def item_bytes(arg: TensorArg) -> int:
+    """Bytes of an element of a tensor."""
+    assert isinstance(arg.type.dtype, DType), "resolved before tracing"
+    return arg.type.dtype.nbytes
+
+
+def number(w: Any, value: Operand) -> str:
+    """A register that holds an s32 operand."""
+    if isinstance(value, Value):
+        return str(w.src(value))
+    register = w.new("b32", "number")
+    w.line(ptx.alu("mov.b32", register, int(value)))
+    return str(register)
+
+
+def element_address(w: Any, arg: TensorArg, coords: tuple[Operand, ...]) -> str:
+    """Register with the global address of one element."""
+    address = str(w.pointer(arg))
+    for dim, coord in enumerate(coords):
+        if not isinstance(coord, Value) and coord == 0:
+            continue
+        part, further = w.new("b64", "part"), w.new("b64", "at")
+        w.line(ptx.alu("cvt.s64.s32", part, number(w, coord)))
+        w.line(ptx.alu("mul.lo.s64", part, part, w.stride(arg, dim)))
+        w.line(ptx.alu("mad.lo.s64", further, part, item_bytes(arg), address))
+        address = further
+    return address
+
+
+@dataclass(frozen=True)
+class Window:
+    """Coordinates of one axis that are inside: `coord - low`, unsigned, is less than `count`."""
+
+    low: str | None
+    count: str
+
+
+def window(w: Any, arg: TensorArg, dim: int, bounds: Bounds) -> Window:
+    """What is inside along an axis: the tensor, cut to the bounds if there are any."""
+    low, high = bounds[2 * dim : 2 * dim + 2] if bounds else (None, None)
+    extent = str(w.extent(arg, dim))
+    if low is None and high is None:
+        return Window(None, extent)
+
+    def build(count: str) -> None:
+        w.line(ptx.alu("mov.b32", count, extent if high is None else w.src(high, "s32")))
+        if high is not None:
+            w.line(ptx.alu("min.s32", count, count, extent))
+        if low is not None:
+            w.line(ptx.alu("sub.s32", count, count, w.src(low, "s32")))
+        w.line(ptx.alu("max.s32", count, count, 0))
+
+    count = w.new("b32", "inside")
+    build(count)
+    return Window(None if low is None or low == 0 else number(w, low), count)
+
+
+def inside(w: Any, coord: str, where: Window) -> str:
+    """Predicate: a coordinate is inside a window. Negative coordinates are not."""
+    test = w.new("pred", "inside")
+    if where.low is not None:
+        moved = w.new("b32", "moved")
+        w.line(ptx.alu("sub.s32", moved, coord, where.low))
+        coord = moved
+    w.line(ptx.alu("setp.lt.u32", test, coord, where.count))
+    return str(test)
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis that the lanes of a scope spread over.
+
+    Args:
+        coord: register with this lane's first coordinate.
+        where: what is inside.
+        stride: in elements, register.
+    """
+
+    coord: str
+    where: Window
+    stride: str
+
+
+# For each axis, how much further on than the lane's first an element lies; or its register there.
+Steps = dict[int, int | str]
+
+
+class Place:
+    """Addresses and masks of the elements that this thread holds.
+
+    Args:
+        w: the writer.
+        arg: the tensor.
+        coords: first element along each axis; None for an axis whose coordinates are in `steps`.
+        spread: for axes that the lanes spread over, the register with the lane's first step.
+        bounds: narrower than the tensor, or empty.
+    """
+
+    def __init__(
+        self, w: Any, arg: TensorArg, coords: tuple[Operand | None, ...], spread: dict[int, str],
+        bounds: Bounds = (),
+    ):  # fmt: skip
+        self.w = w
+        self.arg = arg
+        self.nbytes = item_bytes(arg)
+        self.base = w.new("b64", "address")
+        self.axes: dict[int, Axis] = {}
+        self.rest: str | None = None
+        self._masks: dict[tuple[int, int | str], str] = {}
+        self._rows: dict[tuple[int, str], str] = {}
+        w.line(ptx.alu("mov.b64", self.base, w.pointer(arg)))
+        for dim, coord in enumerate(coords):
+            where = window(w, arg, dim, bounds)
+            if coord is None:
+                self.axes[dim] = Axis("", where, w.stride(arg, dim))
+                continue
+            register = w.src(coord, "s32")
+            if dim in spread:
+                first = w.new("b32", "first")
+                w.line(ptx.alu("add.s32", first, spread[dim], register))
+                register = first
+                self.axes[dim] = Axis(first, where, w.stride(arg, dim))
+            else:
+                self.rest = w.both(self.rest, inside(w, register, where))
+            part = w.new("b64", "part")
+            w.line(ptx.alu("cvt.s64.s32", part, register))
+            w.line(ptx.alu("mul.lo.s64", part, part, w.stride(arg, dim)))
+            w.line(ptx.alu("mad.lo.s64", self.base, part, self.nbytes, self.base))
+
+    def address(self, steps: Steps) -> str:
+        """Address of the element `steps` further along each axis."""
+        w, address = self.w, self.base
+        for dim, step in steps.items():
+            if isinstance(step, str):
+                address = self._indexed(dim, step, address)
+            elif step:
+                further = w.new("b64", "at")
+                stride = self.axes[dim].stride
+                w.line(ptx.alu("mad.lo.s64", further, stride, step * self.nbytes, address))
+                address = further
+        return address
+
+    def _indexed(self, dim: int, index: str, address: str) -> str:
+        w, key = self.w, (dim, index)
+        if key not in self._rows:
+            part = w.new("b64", "row")
+            w.line(ptx.alu("cvt.s64.s32", part, index))
+            w.line(ptx.alu("mul.lo.s64", part, part, self.axes[dim].stride))
+            w.line(ptx.alu("mul.lo.s64", part, part, self.nbytes))
+            self._rows[key] = part
+        further = w.new("b64", "at")
+        w.line(ptx.alu("add.s64", further, address, self._rows[key]))
+        return str(further)
+
+    def mask(self, steps: Steps) -> str | None:
+        """Predicate: the element lies inside. Negative coordinates do not."""
+        found = self.rest
+        for place in steps.items():
+            if place not in self._masks:
+                self._masks[place] = self._axis_mask(*place)
+            found = self.w.both(found, self._masks[place])
+        return found
+
+    def _axis_mask(self, dim: int, step: int | str) -> str:
+        w, axis = self.w, self.axes[dim]
+        coord = step if isinstance(step, str) else w.add(axis.coord, step)
+        return inside(w, coord, axis.where)
+
+
+def place_of(
+    w: Any, kind: RegTileType | RegVecType, arg: TensorArg, coords: tuple[Operand, ...],
+    axes: tuple[int, ...], bounds: Bounds = (),
+) -> tuple[Place, list[Steps]]:  # fmt: skip
+    """Where a tile or vector lies, and each element's steps from the thread's first.
+
+    Read off the layouts at thread 0; the other threads' elements are shifted alike. A coordinate
+    that is a vector gives each row or column (or element) a coordinate of its own.
+    """
+    spread, steps = _lanes(w, kind, axes)
+    starts: list[Operand | None] = list(coords)
+    for dim, coord in enumerate(coords):
+        if isinstance(coord, Value) and isinstance(coord.type, RegVecType):
+            registers = w.regs(coord)
+            sources = _sources(kind, coord.type)
+            for step, source in zip(steps, sources, strict=True):
+                step[dim] = registers[source]
+            spread.pop(dim, None)
+            starts[dim] = None
+    return Place(w, arg, tuple(starts), spread, bounds), steps
+
+
+def _lanes(
+    w: Any, kind: RegTileType | RegVecType, axes: tuple[int, ...]
+) -> tuple[dict[int, str], list[Steps]]:
+    if isinstance(kind, RegTileType):
+        rows_axis, cols_axis = axes
+        spread = {rows_axis: w.lane_position(kind, "row"), cols_axis: w.lane_position(kind, "col")}
+        rows, cols = kind.layout.row_col(0, np.arange(kind.elements))
+        steps: list[Steps] = [
+            {rows_axis: int(r), cols_axis: int(c)} for r, c in zip(rows, cols, strict=True)
+        ]
+    else:
+        spread = {axes[0]: lane_start(w, kind)}
+        positions = kind.layout.position(0, np.arange(kind.registers))
+        steps = [{axes[0]: int(p)} for p in positions]
+    spread.pop(BROADCAST, None)
+    for step in steps:
+        step.pop(BROADCAST, None)
+    return spread, steps
+
+
+def lane_start(w: Any, kind: RegVecType) -> str:
+    """Position of the first value of a vector that this thread holds."""
+    if kind.axis == "row":
+        return str(w.lane_row(kind.warps))
+    if kind.axis == "col":
+        return str(w.lane_col(kind.layout.fragment.run))
+    return str(w.rank(kind.warps))
+
+
+def _sources(kind: RegTileType | RegVecType, index: RegVecType) -> list[int]:
+    """For each element a thread holds, the register of its index."""
+    if isinstance(kind, RegTileType):
+        return [int(i) for i in element_sources(kind, index)]
+    return list(range(kind.registers))
+
+
+def owner(w: Any, kind: RegTileType | RegVecType) -> str | None:
+    """Predicate: this thread's copy of a vector's values is the one that is stored."""
+    if isinstance(kind, RegTileType) or kind.axis == "plain":
+        return None
+    mine = w.new("pred", "owner")
+    if kind.axis == "row":
+        w.line(ptx.alu("setp.eq.u32", mine, w.lane_col(1), 0))
+    else:
+        w.line(ptx.alu("setp.lt.u32", mine, w.rank(kind.warps), 4))
+    return str(mine)
