@@ -33,6 +33,13 @@ class NamedBarrier:
     arrived: int = 0
     waiting: list[Fiber] = field(default_factory=list)
     votes: list[tuple[Fiber, np.ndarray]] = field(default_factory=list)
+    came: list[tuple[int, int, int]] = field(default_factory=list)
+    came_before: list[tuple[int, int, int]] = field(default_factory=list)
+
+    def finish(self) -> None:
+        """All have come: the next use begins."""
+        self.arrived, self.waiting = 0, []
+        self.came, self.came_before = [], self.came
 
 
 @dataclass
@@ -51,6 +58,7 @@ def reset(machine: Machine) -> None:
     """Start of a cluster."""
     clocks = machine.clocks
     machine.mbarriers = {}
+    machine.gave_up = set()
     machine.named = {}
     machine.remote = {}
     machine.cluster_barrier = ClusterBarrier(
@@ -99,6 +107,7 @@ def _come(machine: Machine, fiber: Fiber, item: Instruction, number: int, wanted
                        f"{barrier.wanted} threads elsewhere")  # fmt: skip
     barrier.wanted, barrier.of_all = wanted, len(item.args) == 1
     barrier.arrived += fiber.hi - fiber.lo
+    _check_reuse(machine, barrier, fiber, item)
     machine.clocks.release(*fiber.warps, barrier.clock)
     if barrier.arrived > wanted:
         machine.fault("barrier", item, f"{barrier.arrived} threads come to barrier {number}, which "
@@ -119,6 +128,24 @@ def _come(machine: Machine, fiber: Fiber, item: Instruction, number: int, wanted
     return NEXT
 
 
+def _check_reuse(
+    machine: Machine, barrier: NamedBarrier, fiber: Fiber, item: Instruction
+) -> None:
+    """Who comes must know that all came to the barrier's last use: else it could count there."""
+    if not machine.races:
+        return
+    first, last = fiber.warps
+    for warp, time, pc in barrier.came_before:
+        if machine.clocks.know[first:last, 0, warp].min() < time:
+            who = machine.reporter.threads(fiber.lo, fiber.hi - 1)
+            before = machine.reporter.threads(warp * 32, warp * 32 + 31)
+            machine.report("barrier", item, f"{who} come to barrier {barrier.number} with no order "
+                           f"after its last use by {before}, where they might be counted", pc)  # fmt: skip
+            break
+    for warp in range(first, last):
+        barrier.came.append((warp, int(machine.clocks.know[warp, 0, warp]), item.pc))
+
+
 def _open(machine: Machine, barrier: NamedBarrier, item: Instruction) -> None:
     machine.idle_polls = 0
     for fiber in barrier.waiting:
@@ -126,7 +153,7 @@ def _open(machine: Machine, barrier: NamedBarrier, item: Instruction) -> None:
         machine.clocks.acquire(*fiber.warps, barrier.clock)
         fiber.pc += 1
         machine.fibers.append(fiber)
-    barrier.arrived, barrier.waiting = 0, []
+    barrier.finish()
     if barrier.votes:
         flat = np.concatenate([votes for _, votes in barrier.votes])
         for fiber, _ in barrier.votes:

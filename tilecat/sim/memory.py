@@ -183,7 +183,7 @@ def put(
     typed_bank[threads] = value.view(f"i{value.dtype.itemsize}") if signed else value
 
 
-def _load(machine: Machine, fiber: Fiber, item: Instruction):
+def load(machine: Machine, fiber: Fiber, item: Instruction):
     """ld.global, ld.shared: 9.7.9.8, 9.7.9.9."""
     access = item.info
     shared = access.space != "global"
@@ -321,8 +321,8 @@ _TYPES = "(" + ",".join(f".{kind}" for kind in sorted(TYPE_BYTES)) + ")"
 _SHARED = "(.shared,.shared::cta,.shared::cluster)"
 TABLE = (
     Row(f"ld{_ORDERS}.global{{.ca,.cg,.cs,.lu,.cv}}{{.nc}}{_L1}{_L2}{{.v2,.v4,.v8}}{_TYPES}",
-        "dv m", _load, "9.7.9.8", decode=_decode),
-    Row(f"ld{_ORDERS}{_SHARED}{{.v2,.v4}}{_TYPES}", "dv m", _load, "9.7.9.8", decode=_decode),
+        "dv m", load, "9.7.9.8", decode=_decode),
+    Row(f"ld{_ORDERS}{_SHARED}{{.v2,.v4}}{_TYPES}", "dv m", load, "9.7.9.8", decode=_decode),
     Row(f"st{_ST_ORDERS}.global{{.wb,.cg,.cs,.wt}}{_L1}{_L2}{{.v2,.v4,.v8}}{_TYPES}", "m rv",
         _store, "9.7.9.11", decode=_decode),
     Row(f"st{_ST_ORDERS}{_SHARED}{{.v2,.v4}}{_TYPES}", "m rv", _store, "9.7.9.11", decode=_decode),
