@@ -139,8 +139,11 @@ def _check_reuse(
         if machine.clocks.know[first:last, 0, warp].min() < time:
             who = machine.reporter.threads(fiber.lo, fiber.hi - 1)
             before = machine.reporter.threads(warp * 32, warp * 32 + 31)
-            machine.report("barrier", item, f"{who} come to barrier {barrier.number} with no order "
-                           f"after its last use by {before}, where they might be counted", pc)  # fmt: skip
+            message = (
+                f"{who} come to barrier {barrier.number} with no order after its last use by "
+                f"{before}, where they might be counted"
+            )
+            machine.report("barrier", item, message, pc)
             break
     for warp in range(first, last):
         barrier.came.append((warp, int(machine.clocks.know[warp, 0, warp]), item.pc))
@@ -191,6 +194,7 @@ def _cluster_advance(machine: Machine) -> None:
     barrier.arrived, barrier.phase = 0, barrier.phase + 1
     machine.idle_polls = 0
     barrier.released.values[:] = barrier.collecting.values
+    machine.global_memory.order.meet(machine.cta_numbers)
     for fiber in barrier.waiting:
         machine.blocked.pop(fiber)
         machine.fibers.append(fiber)
@@ -239,6 +243,13 @@ def _mark_fenced(machine: Machine, first: int, last: int) -> None:
     for barrier in machine.mbarriers.values():
         if first <= barrier.init_warp < last:
             barrier.fenced = True
+
+
+def _fence_memory(machine: Machine, fiber: Fiber, item: Instruction) -> None:
+    """fence, membar: orders what other CTAs see of this one. 9.7.13.4."""
+    if "cta" not in item.mods and machine.active(fiber, item):
+        cta = machine.cta_numbers[fiber.lo // machine.block]
+        machine.global_memory.order.fence(cta)
 
 
 def _nothing(machine: Machine, fiber: Fiber, item: Instruction) -> None:
@@ -370,8 +381,8 @@ TABLE = (
     Row("fence.proxy.async::generic(.acquire,.release).sync_restrict(::shared::cluster,"
         "::shared::cta).cluster", "", _fence_async, "9.7.13.4"),
     Row("fence.mbarrier_init.release.cluster", "", _fence_init, "9.7.13.4"),
-    Row(f"fence{_FENCE_SCOPES}", "", _nothing, "9.7.13.4"),
-    Row("membar(.cta,.gl,.sys)", "", _nothing, "9.7.13.4"),
+    Row(f"fence{_FENCE_SCOPES}", "", _fence_memory, "9.7.13.4"),
+    Row("membar(.cta,.gl,.sys)", "", _fence_memory, "9.7.13.4"),
     Row("fence.proxy.alias", "", _nothing, "9.7.13.4"),
     Row("nanosleep.u32", "r", _sleep, "9.7.18.1"),
     Row("griddepcontrol(.launch_dependents,.wait)", "", _nothing, "9.7.13.13"),
