@@ -43,15 +43,12 @@ from .tma import BulkWait, CopyByThreads, TmaLoad, TmaStore
 from .views import ViewRegisters
 
 ALL_OPS: tuple[type[Op], ...] = (
-    SpecialRegister, WarpgroupIndex, WarpIndex, Extent, ScalarArgument, Binary, Unary, Compare, Not, Select,
-    ConvertScalar, NewVar, GetVar, SetVar,
-    Range, When, OneThread, RoleSection,
-    AllocBarriers, InitBarriers, Arrive, ArriveExpect, WaitBarrier, NamedBarrier, FenceAsync, WarpSync,
-    AllocShared, AllocScratch, ViewShared, StoreShared, LoadShared,
-    LoadGlobal, StoreGlobal,
-    TmaLoad, TmaStore, BulkWait, CopyByThreads,
-    Mma, WarpMma, MmaWait, ViewRegisters, ChangeLayout,
-    AllocRegisters, Map, Fill, MaskTail, Reduce, ReduceVector, Total, Cast, Inline,
+    SpecialRegister, WarpgroupIndex, WarpIndex, Extent, ScalarArgument, Binary, Unary, Compare, Not,
+    Select, ConvertScalar, NewVar, GetVar, SetVar, Range, When, OneThread, RoleSection,
+    AllocBarriers, InitBarriers, Arrive, ArriveExpect, WaitBarrier, NamedBarrier, FenceAsync,
+    WarpSync, AllocShared, AllocScratch, ViewShared, StoreShared, LoadShared, LoadGlobal,
+    StoreGlobal, TmaLoad, TmaStore, BulkWait, CopyByThreads, Mma, WarpMma, MmaWait, ViewRegisters,
+    ChangeLayout, AllocRegisters, Map, Fill, MaskTail, Reduce, ReduceVector, Total, Cast, Inline,
 )  # fmt: skip
 
 __all__ = [op.__name__ for op in ALL_OPS] + ["ALL_OPS"]
