@@ -31,7 +31,8 @@ def fails(
     assert (error.hint or "") == hint
     assert error.loc is not None, "an error has a place"
     line = error.loc.text
-    assert line.encode()[error.loc.col :].decode().startswith(at), (line, error.loc.col)
+    col = max(error.loc.col, len(line) - len(line.lstrip()))  # a whole line has column 0
+    assert line.encode()[col:].decode().startswith(at), (line, error.loc.col)
     lines = str(error).splitlines()
     assert lines[0].startswith(f"{kind.__name__.removesuffix('Error')}: ")
     caret = next(text for text in lines if text.rstrip().endswith("^") and text.startswith("   | "))

@@ -323,7 +323,7 @@ class _Printer:
 
     def name(self, value: Value) -> str:
         if id(value) not in self.names:
-            base = value.name or "v"
+            base = value.name or (value.op.label if value.op is not None else "v")
             count = self.used.get(base, 0)
             self.used[base] = count + 1
             self.names[id(value)] = f"%{base}{count or ''}"

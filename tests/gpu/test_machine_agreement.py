@@ -12,7 +12,10 @@ if not torch.cuda.is_available():
 import reference  # noqa: E402
 from cases import CASES, bases, to_torch, views  # noqa: E402
 
-MAX_SHARE = 0.01  # of elements that may differ at all
+# Share of elements that may differ at all. The fp32 sums of the two sides differ by about 2**-22 of
+# their magnitude, which crosses a rounding boundary eight times as often for f16 as for bf16.
+MAX_SHARE = {"bfloat16": 0.01, "float16": 0.02}
+FLIPS = 3  # probabilities of one row that may round to the other neighbour
 
 
 def ordered(array):
@@ -58,18 +61,32 @@ def test_machine_and_gpu_agree(case, capsys, record_property):
             gap = np.abs(ours.astype(np.float64) - theirs)
             assert (gap <= 2 * exact.error + 1e-6).all(), f"log-sum-exp differs by {gap.max()}"
             continue
-        assert share <= MAX_SHARE, f"{share:.3%} of the elements differ"
-        # Where terms cancel, the fp32 error of either side exceeds a unit of what is left.
+        assert share <= MAX_SHARE[ours.dtype.name], f"{share:.3%} of the elements differ"
+        # Where terms cancel, the error of either side exceeds a unit of what is left.
         gap = np.abs(ours.astype(np.float64) - theirs.astype(np.float64))
-        cancelled = gap <= 2 * reference.accumulation(256) * magnitude(case, machine, exact)
-        assert ((units <= 1) | cancelled).all(), f"by {worst} units"
+        assert ((units <= 1) | (gap <= slack(case, machine))).all(), f"by {worst} units"
         if case.integers:
             assert worst == 0, "whole numbers have exact sums"
 
 
-def magnitude(case, args, exact):
-    """Sum of the absolute values of what an output element adds up."""
+def slack(case, args):
+    """What an element may differ by although it is not its own rounding.
+
+    A product: the fp32 error of both sums. Attention: besides, `ex2.approx` is exact on the
+    machine and off by up to 2 ulp on the GPU, so that a probability now and then rounds to its
+    other 16-bit neighbour before it meets V.
+    """
     if case.kernel == "matmul":
         left, right = (np.abs(reference.as_float64(x)) for x in args[:2])
-        return left @ right
-    return np.broadcast_to(np.abs(exact.value).max(), exact.value.shape)
+        return 2 * reference.accumulation(256) * (left @ right)
+    query, key, value = (reference.as_float64(x) for x in args[:3])
+    groups = query.shape[1] // key.shape[1]
+    key, value = (np.repeat(x, groups, axis=1) for x in (key, value))
+    scores = query @ key.swapaxes(-1, -2) * args[-1]
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    largest = np.stack(
+        [(weights[..., row, :, None] * np.abs(value)).max(-2) for row in range(query.shape[2])], -2
+    )
+    unit = 2.0**-7 if args[0].dtype.name == "bfloat16" else 2.0**-10
+    return FLIPS * unit * largest + 2 * reference.accumulation(256) * (weights @ np.abs(value))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from ..errors import ArchError
 from .hopper import HOPPER
-from .spec import Arch, Limit, MmaForm
+from .spec import MMA_SYNC, WGMMA, Arch, Limit, MmaForm
 
 ARCHS: tuple[Arch, ...] = (HOPPER,)
 DEFAULT_TARGET = HOPPER.target
 
-__all__ = ["ARCHS", "DEFAULT_TARGET", "Arch", "Limit", "MmaForm", "arch_of"]
+__all__ = [
+    "ARCHS", "DEFAULT_TARGET", "MMA_SYNC", "WGMMA", "Arch", "Limit", "MmaForm", "arch_of",
+]  # fmt: skip
 
 
 def arch_of(target: str) -> Arch:

@@ -2,10 +2,47 @@
 
 from __future__ import annotations
 
-from .spec import Arch, Limit, MmaForm
+from itertools import product
+
+from .spec import MMA_SYNC, WGMMA, Arch, Limit, MmaForm
 
 _GUIDE = "CUDA C++ Programming Guide, table of technical specifications, compute capability 9.0"
-_WGMMA = "PTX ISA 9.7.15.5.2, wgmma.mma_async: .m64nNk16, N 8 to 256 in steps of 8"
+# N of wgmma: steps of 8 to 256; for integers 24 is the last that is no multiple of 16.
+_N = tuple(range(8, 257, 8))
+_INTEGER_N = (8, 16, 24, *range(32, 257, 16))
+_FP8 = tuple(product(("e4m3", "e5m2"), repeat=2))
+_INT8 = tuple(product(("s8", "u8"), repeat=2))
+
+
+def _wgmma(a: str, b: str, accumulator: str, k: int, ns: tuple[int, ...] = _N) -> MmaForm:
+    wide, floats = k == 16, accumulator != "s32"
+    source = f"PTX ISA 9.7.15.2, wgmma.mma_async: table of shapes, .m64nNk{k}"
+    return MmaForm(WGMMA, a, b, accumulator, 64, ns, k, source, mn_major=wide, signs=floats)
+
+
+def _mma(a: str, b: str, accumulator: str, k: int, version: str = "8.0") -> MmaForm:
+    source = f"PTX ISA 9.7.14.5.14, mma: .m16n8k{k}"
+    return MmaForm(MMA_SYNC, a, b, accumulator, 16, (8,), k, source, version=version)
+
+
+# mma.sync has smaller K too (m16n8k8 of 16 bits, m16n8k4 of tf32, m16n8k16 of bytes): register
+# tiles are never narrower than the deepest form, and it takes half the instructions. What it
+# multiplies besides (f64, s4, u4, b1) has no tiles. FP8 of mma.sync: two of f16 in SASS.
+_FORMS = (
+    _wgmma("bf16", "bf16", "f32", 16),
+    _wgmma("f16", "f16", "f32", 16),
+    _wgmma("f16", "f16", "f16", 16),
+    _wgmma("tf32", "tf32", "f32", 8),
+    *(_wgmma(a, b, sums, 32) for a, b in _FP8 for sums in ("f32", "f16")),
+    *(_wgmma(a, b, "s32", 32, _INTEGER_N) for a, b in _INT8),
+    _mma("bf16", "bf16", "f32", 16),
+    _mma("f16", "f16", "f32", 16),
+    _mma("f16", "f16", "f16", 16),
+    _mma("tf32", "tf32", "f32", 8),
+    *(_mma(a, b, "f32", 32, "8.4") for a, b in _FP8),
+    *(_mma(a, b, "f16", 32, "8.7") for a, b in _FP8),
+    *(_mma(a, b, "s32", 32) for a, b in _INT8),
+)
 
 HOPPER = Arch(
     name="hopper",
@@ -22,8 +59,5 @@ HOPPER = Arch(
         ("setmaxnreg_max", Limit(256, "registers", "PTX ISA 9.7.19.5, setmaxnreg")),
         ("shared_base_align", Limit(1024, "bytes", "PTX ISA, wgmma 128-byte swizzle atom")),
     ),
-    mma_forms=(
-        MmaForm("bf16", "f32", 16, "f32.bf16.bf16", 256, _WGMMA),
-        MmaForm("f16", "f32", 16, "f32.f16.f16", 256, _WGMMA),
-    ),
+    mma_forms=_FORMS,
 )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from ..errors import SyncError
-from ..ir import Access, Block, Kernel, Op
+from ..ir import Access, Block, Kernel, Op, Value
 from ..ops.control import OneThread, Range, RoleSection, When
 from ..ops.mma import Mma, MmaWait
+from ..ops.views import overlap, storage
 
 _Pending = tuple[Mma, ...]
 
@@ -50,16 +51,22 @@ def _walk(block: Block, pending: _Pending) -> _Pending:
     return pending
 
 
+def _same(acc: Value, other: Value) -> bool:
+    """Whether two accumulators are the same registers, seen alike."""
+    return acc is other or (storage(acc) == storage(other) and acc.type == other.type)
+
+
 def _check_touch(op: Op, pending: _Pending) -> None:
     """An mma may follow another on the same accumulator, in order; anything else must wait."""
     for effect in op.effects():
         if effect.proxy == "async":
             continue
         for mma in pending:
-            same_acc = isinstance(op, Mma) and effect.value is op.acc and effect.value is mma.acc
-            reads_a = effect.value is mma.a
             writes = effect.access in (Access.WRITE, Access.ASYNC_WRITE)
-            if same_acc or not (effect.value is mma.acc or (reads_a and writes)):
+            reads_a = writes and overlap(effect.value, mma.a)
+            if not (reads_a or overlap(effect.value, mma.acc)):
+                continue
+            if isinstance(op, Mma) and effect.value is op.acc and _same(op.acc, mma.acc):
                 continue
             verb = "written" if writes else "read"
             name = effect.value.name or str(effect.value.type)

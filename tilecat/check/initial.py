@@ -6,6 +6,7 @@ from ..errors import SyncError
 from ..ir import Access, Kernel, Op, Value
 from ..ops.elementwise import AllocRegisters
 from ..ops.mma import Mma
+from ..ops.views import storage
 
 _READS = (Access.READ, Access.ASYNC_READ)
 
@@ -16,20 +17,29 @@ def check_initial(kernel: Kernel) -> None:
     Raises:
         SyncError: undefined registers are read, or accumulated into.
     """
-    undefined: dict[int, Value] = {}
+    undefined: dict[int, set[int]] = {}  # by tile: its registers not yet written
     for op in kernel.body.walk():
         if isinstance(op, AllocRegisters):
-            undefined[id(op.result)] = op.result
+            undefined[id(op.result)] = set(storage(op.result)[1])
             continue
         effects = op.effects()
         for effect in effects:
-            if effect.access in _READS and id(effect.value) in undefined:
+            if effect.access in _READS and _undefined(undefined, effect.value):
                 _raise(op, effect.value, "is read")
-        if isinstance(op, Mma) and op.accumulate is True and id(op.acc) in undefined:
+        if isinstance(op, Mma) and op.accumulate is True and _undefined(undefined, op.acc):
             _raise(op, op.acc, "is added to")
         for effect in effects:
-            if effect.access not in _READS:
-                undefined.pop(id(effect.value), None)
+            if effect.access not in _READS and undefined:
+                tile, registers = storage(effect.value)
+                undefined.get(id(tile), set()).difference_update(registers)
+
+
+def _undefined(undefined: dict[int, set[int]], value: Value) -> bool:
+    """Whether some register of a value was never written."""
+    if not undefined:
+        return False
+    tile, registers = storage(value)
+    return not undefined.get(id(tile), set()).isdisjoint(registers)
 
 
 def _raise(op: Op, value: Value, verb: str) -> None:

@@ -11,6 +11,7 @@ from ..ops.control import RoleSection
 from ..ops.memory import WARPGROUP_THREADS, AllocScratch, AllocShared
 from ..ops.mma import Mma
 from ..ops.sync import AllocBarriers
+from ..ops.views import storage
 from ..tiles import RegTileType
 
 SCRATCH_ALIGN = 16  # bytes, the widest plain access
@@ -116,5 +117,6 @@ def _mma_tiles(block: Block) -> list[Value]:
     for op in ops:
         for value in op.operands():
             if isinstance(value.type, RegTileType):
-                found[id(value)] = value
+                tile = storage(value)[0]
+                found[id(tile)] = tile
     return list(found.values())

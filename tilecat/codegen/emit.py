@@ -63,7 +63,7 @@ def _text(w: Writer) -> str:
         f"// {kernel.name}: "
         + ", ".join(f"{a.name} {a.type}" for a in tensors)
         + (f"; {', '.join(f'{k}={v}' for k, v in kernel.params.items())}" if kernel.params else ""),
-        f".version {arch.ptx_version}",
+        f".version {w.version}",
         f".target {arch.target}",
         ".address_size 64",
         "",

@@ -69,6 +69,7 @@ class Writer:
         self._invariants: dict[Any, str] = {}
         self._local: list[dict[Any, str]] = [{}]
         self._labels = 0
+        self.version = checked.arch.ptx_version  # what the instructions written so far need
         self._loc: Loc | None = None  # where the next instruction belongs
         self._written: Loc | None = None  # the last `.loc` in the text
 
@@ -161,6 +162,10 @@ class Writer:
             self._declared.append(f"    .reg .{register} %{name}_<{kind.registers}>;  // {kind}")
             self._tiles[id(value)] = tuple(f"%{name}_{i}" for i in range(kind.registers))
         return self._tiles[id(value)]
+
+    def alias_tile(self, value: Value, registers: tuple[str, ...]) -> None:
+        """Lets a register tile live in registers that exist."""
+        self._tiles[id(value)] = registers
 
     def predicate(self, value: Any) -> str:
         """A predicate register for a run-time or constant condition."""
@@ -375,15 +380,29 @@ class Writer:
 
     # ---- matrix descriptors
 
-    def mma_form(self, op: Op, dtype: str, accumulator: str) -> MmaForm:
-        """The target's matrix instruction for these types."""
-        form = self.checked.arch.mma_form(dtype, accumulator)
+    def mma_form(self, op: Op, wanted: MmaForm) -> MmaForm:
+        """The target's matrix instruction of that form; the text declares its version."""
+        form = self.checked.arch.mma_form(wanted.key)
         if form is None:
-            raise ArchError(
-                f"mma: {self.checked.arch.target} has no {dtype} x {dtype} -> {accumulator}",
-                loc=op.loc,
-            )
+            raise ArchError(f"mma: {self.checked.arch.target} has no {wanted}", loc=op.loc)
+        self.version = max(self.version, form.version, key=_version)
         return form
+
+    def start_from(
+        self, registers: tuple[str, ...], kind: str, accumulate: Value | bool
+    ) -> tuple[str, ...]:
+        """What a product is added to: the registers, or zeros, or what a predicate says."""
+        if accumulate is True:
+            return registers
+        zero = "0f00000000" if kind == "f32" else "0"
+        if accumulate is False:
+            held = self.invariant(
+                ("zero", kind), kind, "zero", lambda r: self.line(ptx.alu(f"mov.{kind}", r, zero))
+            )
+            return (held,) * len(registers)
+        for register in registers:
+            self.line(ptx.alu(f"selp.{kind}", register, register, zero, self.src(accumulate)))
+        return registers
 
     def descriptor_base(self, tile: Value, descriptor: MatrixDescriptor) -> str:
         """Low word of the descriptor of a tile: address bits and leading offset."""
@@ -394,9 +413,9 @@ class Writer:
         self.line(ptx.alu("or.b32", low, low, descriptor.encode(0) & 0xFFFFFFFF))
         return low
 
-    def descriptor(self, base: str, descriptor: MatrixDescriptor, step: int) -> str:
-        """The 64-bit descriptor of k-step `step`."""
-        low = self.add(base, descriptor.k_step_bytes(step) >> 4)
+    def descriptor(self, base: str, descriptor: MatrixDescriptor, step: int, mn: int = 0) -> str:
+        """The 64-bit descriptor of k-step `step`, from row or column `mn` on."""
+        low = self.add(base, descriptor.start_bytes(mn, step) >> 4)
         result = self.new("b64", "desc")
         self.line(ptx.alu("mov.b64", result, ptx.vector((low, str(descriptor.encode(0) >> 32)))))
         return result
@@ -475,6 +494,10 @@ class Writer:
 def _hint(value: Value) -> str:
     """A register's name: the value's own, else what its op is called."""
     return value.name or (value.op.label if value.op is not None else "value")
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split("."))
 
 
 def _param_kind(param: Param) -> str:

@@ -33,15 +33,16 @@ def _statement(frame: FrameType, first: int) -> ast.AST | None:
     return next(found, None)
 
 
-def _updates_itself(frame: FrameType, first: int, name: str) -> int | None:
-    """Line of `name += ...` or `name = ... name ...` in the statement that starts at `first`."""
+def _updates_itself(frame: FrameType, first: int, name: str) -> Loc | None:
+    """Place of `name += ...` or `name = ... name ...` in the statement that starts at `first`."""
+    file = frame.f_code.co_filename
     statement = _statement(frame, first)
     for inner in ast.walk(statement) if statement is not None else ():
         if isinstance(inner, ast.AugAssign) and getattr(inner.target, "id", "") == name:
-            return inner.lineno
+            return Loc(file, inner.lineno, inner.col_offset)
         if isinstance(inner, ast.Assign) and name in {getattr(t, "id", "") for t in inner.targets}:
             if name in {n.id for n in ast.walk(inner.value) if isinstance(n, ast.Name)}:
-                return inner.lineno
+                return Loc(file, inner.lineno, inner.col_offset)
     return None
 
 
@@ -84,12 +85,12 @@ class _Watch:
         )
 
     def _check_number(self, name: str, old: Any, new: int | float) -> None:
-        line = _updates_itself(self.frame, self.first, name)
-        if line is not None:
+        loc = _updates_itself(self.frame, self.first, name)
+        if loc is not None:
             raise ScopeError(
                 f"{self.what}: updates the Python number `{name}` inside a run-time block, "
                 f"got {name}={new!r}; {_LINE}",
-                loc=Loc(self.frame.f_code.co_filename, line),
+                loc=loc,
                 hint=f"{name} = tc.var({old!r}) before the block",
             )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from .. import dtypes
 from ..builder import add, current
 from ..dtypes import DType
 from ..errors import DTypeError, LayoutError
@@ -14,8 +13,7 @@ from ..ops.elementwise import AllocRegisters, Fill, MaskTail
 from ..ops.global_memory import LoadGlobal, StoreGlobal
 from ..ops.inline import Inline
 from ..ops.memory import LoadShared, StoreShared
-from ..ops.mma import Mma, MmaWait
-from ..tiles import RegTileType, RegVecType, ScalarType, SharedTileType
+from ..tiles import RegTileType, RegVecType
 from .scalars import Scalar, Var, operand_of, unary
 from .values import (
     GlobalTile,
@@ -204,50 +202,6 @@ def _tile_of(value: Any, name: str) -> Value:
     if not isinstance(inner, SharedTile | RegTile):
         raise LayoutError(f"{name}: wanted a tile, got {value!r} ({type(value).__name__})")
     return inner.value
-
-
-def _mma(name: str, acc: RegTile, a: Any, b: Value, accumulate: Any) -> None:
-    if not isinstance(acc, RegTile):
-        raise LayoutError(f"{name}: the accumulator is a register tile, got {acc!r}")
-    decide = acc.accumulate if accumulate is None else accumulate
-    flag = decide if isinstance(decide, bool) else operand_of(decide, name)
-    if not isinstance(flag, bool) and getattr(flag, "type", None) != ScalarType(dtypes.pred):
-        raise DTypeError(
-            f"{name}: accumulate is a bool or a comparison of run-time scalars, got {decide!r}",
-            hint="accumulate=step > 0",
-        )
-    assert isinstance(flag, bool | Value), "checked above"
-    add(Mma(name, acc.value, _tile_of(a, name), b, flag))
-
-
-def mma_AB(acc: RegTile, a: Any, b: Any, *, accumulate: Any = None) -> None:
-    """`acc += A @ B`, asynchronous; `tc.mma_wait` completes it.
-
-    Args:
-        acc: f32 register tile, 64 x N, N at most 256.
-        a: 64 x K tile, registers or shared, bf16 or f16.
-        b: K x N shared tile of the same dtype, either order.
-        accumulate: False to overwrite, or a run-time predicate; True unless the accumulator
-            comes from a pipeline, which starts each task afresh.
-
-    Scope: warpgroup. PTX: `wgmma.mma_async` (ISA 9.7.15.5).
-    """
-    _mma("mma_AB", acc, a, _tile_of(b, "mma_AB"), accumulate)
-
-
-def mma_ABt(acc: RegTile, a: Any, b: Any, *, accumulate: Any = None) -> None:
-    """`acc += A @ B.T`, B being an N x K shared tile; else as `mma_AB`."""
-    value = _tile_of(b, "mma_ABt")
-    if isinstance(value.type, SharedTileType):
-        value = SharedTile(value).T.value
-    _mma("mma_ABt", acc, a, value, accumulate)
-
-
-def mma_wait(pending: int = 0) -> None:
-    """Waits until at most `pending` of this warpgroup's mma calls are under way."""
-    if isinstance(pending, bool) or not isinstance(pending, int) or pending < 0:
-        raise LayoutError(f"mma_wait: pending is a compile-time int >= 0, got {pending!r}")
-    add(MmaWait(pending))
 
 
 def store(destination: Any, source: Any) -> None:

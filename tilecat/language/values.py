@@ -11,6 +11,7 @@ from ..ir import TensorArg, Value
 from ..ops.elementwise import Map
 from ..ops.memory import ViewShared
 from ..ops.scalar import Extent, require_s32
+from ..ops.views import ViewRegisters, part_registers
 from ..tiles import RegTileType, RegVecType, SharedTileType
 from .scalars import Scalar, TileOperand, binary, named, operand_of
 
@@ -41,6 +42,30 @@ def apply_map(name: str, *sources: Any, out: Registers | None = None) -> Any:
     target = None if out is None else registers_of(out, f"{name}: out")
     op = add(Map(name, tuple(source_of(s, name) for s in sources), target))
     return out if out is not None else wrap(op.result)
+
+
+def spans_of(
+    name: str, index: Any, shape: tuple[int, int]
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """First and extent of each axis of a compile-time slice `[a:b, c:d]`.
+
+    Raises:
+        LayoutError: not two slices of ints, or an empty one.
+    """
+    items = index if isinstance(index, tuple) else (index,)
+    found = []
+    for item, extent in zip((*items, slice(None)), shape, strict=False):
+        bounds = (item.start, item.stop, item.step) if isinstance(item, slice) else (item,)
+        known = isinstance(item, slice) and all(b is None or type(b) is int for b in bounds)
+        first, last, step = item.indices(extent) if known else (0, 0, 0)
+        if step != 1 or first >= last or len(items) > 2:
+            raise LayoutError(
+                f"slice: a part of a {name} is rows and columns, compile-time and not empty, "
+                f"got {index!r} of {shape[0]} x {shape[1]}",
+                hint="tile[:, 32:64]",
+            )
+        found.append((first, last - first))
+    return found[0], found[1]
 
 
 class _NoPythonValue(TileOperand):
@@ -142,6 +167,34 @@ class RegTile(Registers):
         """Element type."""
         return self.type.dtype
 
+    @property
+    def T(self) -> RegTile:
+        """Its transpose in the other order: the same registers."""
+        kind = self.type
+        order = "col" if kind.order == "row" else "row"
+        flipped = RegTileType(kind.dtype, kind.cols, kind.rows, kind.warps, order, kind.kept)
+        return RegTile(add(ViewRegisters(self.value, tuple(range(kind.registers)), flipped)).result)
+
+    def __getitem__(self, index: Any) -> RegTile:
+        """Part of the tile, sharing its registers: `tile[:, 32:64]`.
+
+        Columns are cut at multiples of 8 (16 for 8-bit types, 4 for tf32), rows at multiples of 16
+        a warp; in column order the other way round.
+        """
+        kind = self.type
+        (row, rows), (col, cols) = spans_of("register tile", index, kind.shape)
+        part = RegTileType(kind.dtype, rows, cols, kind.warps, kind.order, kind.kept)
+        registers = part_registers(kind.layout, part.layout, row, col)
+        if registers is None:
+            step, tall = kind.layout.fragment.step, 16 * kind.warps
+            units = (tall, step) if kind.order == "row" else (step, tall)
+            raise LayoutError(
+                f"slice: parts of {kind} start at rows that are a multiple of {units[0]} and "
+                f"columns of {units[1]}, got row {row} and column {col}",
+                hint="store it to shared memory, and load the part",
+            )
+        return RegTile(add(ViewRegisters(self.value, registers, part)).result)
+
 
 class RegVec(Registers):
     """A register vector: one value a row or column of a register tile."""
@@ -176,6 +229,20 @@ class SharedTile(_NoPythonValue):
         order = "col" if kind.order == "row" else "row"
         flipped = SharedTileType(kind.dtype, kind.cols, kind.rows, order, kind.swizzle_bytes)
         return SharedTile(add(ViewShared(self.value, 0, 0, flipped)).result)
+
+    def __getitem__(self, index: Any) -> SharedTile:
+        """Part of the tile, sharing its bytes: `tile[:, 64:128]`, for whatever takes a tile.
+
+        Raises:
+            LayoutError: the part is no tile of its own: it cuts a swizzle pattern, or lies in
+                several panels with others between.
+        """
+        kind = self.type
+        (row, rows), (col, cols) = spans_of("shared tile", index, kind.shape)
+        swizzle = kind.layout.swizzle_bytes
+        part = SharedTileType(kind.dtype, rows, cols, kind.order, swizzle)
+        start = kind.layout.part_bytes(part.layout, row, col)
+        return SharedTile(add(ViewShared(self.value, 1, start, part)).result)
 
     def __repr__(self) -> str:
         """Its type."""

@@ -17,6 +17,7 @@ from .banks import (
 )
 from .descriptors import DescriptorFields, MatrixDescriptor, matrix_descriptor
 from .linear import LinearMap
+from .permute import column_order, permuted_indices
 from .registers import Fragment, RegisterLayout, VectorLayout
 from .shared import SharedLayout, SharedVectorLayout
 from .shuffle import LaneFunction, LayoutChange, Round, layout_change
@@ -37,11 +38,13 @@ __all__ = [
     "SharedVectorLayout",
     "VectorLayout",
     "bank_conflicts",
+    "column_order",
     "ideal_wavefronts",
     "layout_change",
     "ldmatrix_conflicts",
     "matrix_descriptor",
     "matrix_mode",
+    "permuted_indices",
     "plan_access",
     "stmatrix_applies",
     "stmatrix_conflicts",

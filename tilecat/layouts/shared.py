@@ -171,6 +171,28 @@ class SharedLayout:
         elem = panel * self.panel_elems + plain % self.pitch_bytes // self.dtype.nbytes
         return (line, elem) if self.order == "row" else (elem, line)
 
+    def part_bytes(self, part: SharedLayout, row: int, col: int) -> int:
+        """Bytes from the tile's start to its part at (row, col), which is laid out as `part`.
+
+        Raises:
+            LayoutError: no tile starts there, or the tile's bytes are not the part's.
+        """
+        rows, cols = np.indices((part.rows, part.cols))
+        places = self.byte_offset(rows + row, cols + col)
+        start = int(places[0, 0])
+        apart = (places - part.byte_offset(rows, cols)) != start
+        if start % part.alignment or apart.any():
+            lines, elems = ("rows", "columns") if self.order == "row" else ("columns", "rows")
+            several = "" if self.num_panels == 1 else f", of one panel or with all {lines}"
+            raise LayoutError(
+                f"slice: a part of this shared tile starts at {lines} that are a multiple of "
+                f"{PATTERN_LINES} and {elems} of {self.panel_elems}{several}, got rows {row} to "
+                f"{row + part.rows} and columns {col} to {col + part.cols} of {self.rows} x "
+                f"{self.cols}",
+                hint="make it two tiles, or a narrower swizzle",
+            )
+        return start
+
     @property
     def panel_map(self) -> LinearMap:
         """One panel's plain byte (line * pitch_bytes + byte) to its place in shared memory.

@@ -15,7 +15,7 @@ from .registers import LANES, RegisterLayout
 
 # A position bit of an element inside a block: ("row" or "col", bit).
 Bit = tuple[str, int]
-BLOCK_WIDTHS = (16, 32, 64)
+BLOCK_WIDTHS = (16, 32, 64, 8)
 
 
 @dataclass(frozen=True)

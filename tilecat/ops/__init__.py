@@ -10,7 +10,9 @@ from .global_memory import LoadGlobal, StoreGlobal
 from .inline import Inline
 from .memory import AllocScratch, AllocShared, LoadShared, StoreShared, ViewShared
 from .mma import Mma, MmaWait
+from .mma_warp import WarpMma
 from .reduce import Reduce, ReduceVector, Total
+from .relayout import ChangeLayout
 from .scalar import (
     Binary,
     Compare,
@@ -38,16 +40,15 @@ from .sync import (
     WarpSync,
 )
 from .tma import BulkWait, CopyByThreads, TmaLoad, TmaStore
+from .views import ViewRegisters
 
 ALL_OPS: tuple[type[Op], ...] = (
-    SpecialRegister, WarpgroupIndex, WarpIndex, Extent, ScalarArgument, Binary, Unary, Compare, Not, Select,
-    ConvertScalar, NewVar, GetVar, SetVar,
-    Range, When, OneThread, RoleSection,
-    AllocBarriers, InitBarriers, Arrive, ArriveExpect, WaitBarrier, NamedBarrier, FenceAsync, WarpSync,
-    AllocShared, AllocScratch, ViewShared, StoreShared, LoadShared,
-    LoadGlobal, StoreGlobal,
-    TmaLoad, TmaStore, BulkWait, CopyByThreads,
-    Mma, MmaWait, AllocRegisters, Map, Fill, MaskTail, Reduce, ReduceVector, Total, Cast, Inline,
+    SpecialRegister, WarpgroupIndex, WarpIndex, Extent, ScalarArgument, Binary, Unary, Compare, Not,
+    Select, ConvertScalar, NewVar, GetVar, SetVar, Range, When, OneThread, RoleSection,
+    AllocBarriers, InitBarriers, Arrive, ArriveExpect, WaitBarrier, NamedBarrier, FenceAsync,
+    WarpSync, AllocShared, AllocScratch, ViewShared, StoreShared, LoadShared, LoadGlobal,
+    StoreGlobal, TmaLoad, TmaStore, BulkWait, CopyByThreads, Mma, WarpMma, MmaWait, ViewRegisters,
+    ChangeLayout, AllocRegisters, Map, Fill, MaskTail, Reduce, ReduceVector, Total, Cast, Inline,
 )  # fmt: skip
 
 __all__ = [op.__name__ for op in ALL_OPS] + ["ALL_OPS"]

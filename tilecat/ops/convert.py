@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from ..dtypes import DType
 from ..errors import DTypeError, LayoutError
 from ..ir import TILE_SCOPES, Access, Effect, Op, Scope, Value, attribute, operand
+from ..layouts import permuted_indices
 from ..ptx import instructions as ptx
 from ..tiles import RegTileType, RegVecType, TileType
 from .elements import computed_in, pack, register_kind, unpack
@@ -19,6 +20,9 @@ CASTABLE = ("f32", "tf32", "bf16", "f16", "e4m3", "e5m2", "s32", "u32", "s8", "u
 class Cast(Op):
     """`out = dtype(x)`; every element stays in its thread.
 
+    Where the dtype's own fragment is another, the result keeps that of `x`; `permuted` gives it
+    its own, with permuted columns (`layouts.permuted_indices`).
+
     Floats round to nearest even (tf32: to nearest, ties away), 8-bit types saturate, a float to
     an integer rounds to nearest even and saturates.
     """
@@ -27,6 +31,7 @@ class Cast(Op):
     tile: Value = operand()
     dtype: DType = attribute()
     out: Value | None = operand(default=None)
+    permuted: bool = attribute(default=False)
 
     def infer(self) -> tuple[TileType, ...]:
         """The same shape in the new dtype."""
@@ -42,14 +47,26 @@ class Cast(Op):
                 self.dtype, kind.length, kind.axis, kind.partial, kind.warps, kind.kept
             )
         else:
-            if self.dtype.bits == 16 and kind.cols % 16 and kind.order == "row":
-                raise LayoutError(f"cast: 16-bit tiles have a multiple of 16 columns, got {kind}")
-            result = kind.cast(self.dtype)
+            result = self._tile(kind)
         if self.out is None:
             return (result,)
         if self.out.type != result:
             raise LayoutError(f"cast: out is {result}, got {self.out.type}")
         return ()
+
+    def _tile(self, kind: RegTileType) -> RegTileType:
+        if not self.permuted:
+            return kind.cast(self.dtype)
+        result = RegTileType(self.dtype, kind.rows, kind.cols, kind.warps, kind.order)
+        period = max(kind.layout.fragment.step, result.layout.fragment.step)
+        along = kind.cols if kind.order == "row" else kind.rows
+        if along % period:
+            raise LayoutError(
+                f"permuted_k: K is a multiple of {period} between {kind.dtype} and {self.dtype}, "
+                f"got {kind}",
+                hint="tc.regroup(tc.cast(x, dtype)) moves elements between lanes instead",
+            )
+        return result
 
     def effects(self) -> tuple[Effect, ...]:
         """Reads the tile, writes the result."""
@@ -63,6 +80,11 @@ class Cast(Op):
         assert isinstance(kind, RegTileType | RegVecType), "checked in infer"
         elements = unpack(w, kind, w.regs(self.tile))
         convert(w, kind.dtype, self.dtype, elements)
+        if self.permuted:
+            assert isinstance(target.type, RegTileType), "inferred"
+            assert isinstance(kind, RegTileType), "inferred"
+            places = permuted_indices(kind.layout, target.type.layout)
+            elements = [elements[place] for place in places]
         pack(w, self.dtype, elements, w.regs(target))
 
 

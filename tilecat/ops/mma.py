@@ -1,19 +1,146 @@
-"""Matrix multiply-accumulate by a warpgroup."""
+"""Matrix multiply-accumulate by a warpgroup, and the rules it shares with a warp's."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ..arch import ARCHS
+from ..arch import ARCHS, WGMMA, MmaForm
 from ..errors import DTypeError, LayoutError
 from ..ir import Access, Effect, Op, Scope, Value, attribute, operand
 from ..layouts import MatrixDescriptor, matrix_descriptor
+from ..layouts.registers import fragment_of
 from ..ptx import instructions as ptx
 from ..tiles import RegTileType, SharedTileType, TileType
 
 # Forms some architecture has; the check stage asks the target's own.
-FORMS = {(f.dtype, f.accumulator): f for arch in ARCHS for f in arch.mma_forms}
+FORMS: dict[tuple[str, str, str, str], MmaForm] = {f.key: f for a in ARCHS for f in a.mma_forms}
+
+
+def find_form(name: str, instruction: str, a: Any, b: Any, acc: Any) -> MmaForm:
+    """The instruction that multiplies these types.
+
+    Args:
+        name: the op's, for the message.
+        instruction: WGMMA or MMA_SYNC.
+        a: type of A's tile.
+        b: type of B's.
+        acc: the accumulator's.
+
+    Raises:
+        DTypeError: there is none; the hint lists those nearest to it.
+    """
+    mine = [f for f in FORMS.values() if f.instruction == instruction]
+    left, right, sums = (kind.dtype.name for kind in (a, b, acc))
+    form = FORMS.get((instruction, left, right, sums))
+    if form is not None:
+        return form
+    given = f"got a={left}, b={right}, acc={sums}"
+    same = [f.accumulator for f in mine if (f.a, f.b) == (left, right)]
+    if same:
+        legal = " or ".join(same)
+        raise DTypeError(
+            f"{name}: the accumulator of {left} x {right} is {legal}, {given}",
+            hint=f"make it {legal}, and convert after: tc.cast(acc, tc.{sums})",
+        )
+    partners = sorted({f.b for f in mine if f.a == left})
+    if partners:
+        raise DTypeError(
+            f"{name}: {left} multiplies {' or '.join(partners)}, {given}",
+            hint=f"convert one operand with tc.cast, or make both tc.{left}",
+        )
+    listing = ", ".join(dict.fromkeys(f.a for f in mine))
+    raise DTypeError(
+        f"{name}: the tensor core multiplies {listing}, {given}",
+        hint="convert with tc.cast, e.g. to tc.bf16",
+    )
+
+
+def check_shapes(name: str, acc: Any, a: Any, b: Any) -> None:
+    """A is M x K, B is K x N, the accumulator M x N.
+
+    Raises:
+        LayoutError: they are not.
+    """
+    if a.rows != acc.rows or b.cols != acc.cols or a.cols != b.rows:
+        raise LayoutError(
+            f"{name}: A is M x K, B is K x N, acc is M x N, got "
+            f"a={a.rows}x{a.cols}, b={b.rows}x{b.cols} (as used), acc={acc.rows}x{acc.cols}",
+            hint=f"B as {a.cols}x{acc.cols} fits this A and acc",
+        )
+
+
+def check_extents(name: str, form: MmaForm, acc: RegTileType, depth: int) -> None:
+    """Whole instructions: M, N and K.
+
+    Raises:
+        LayoutError: an extent that no number of them has.
+    """
+    who = "a warpgroup's mma" if form.instruction == WGMMA else "a warp's mma"
+    top = form.n[-1]
+    if form.instruction == WGMMA and acc.cols > top:
+        raise LayoutError(
+            f"{name}: N of {who} is at most {top}, got N={acc.cols}",
+            hint=f"split the tile into columns of {top}",
+        )
+    if form.instruction == WGMMA and acc.cols not in form.n:
+        near = [max(n for n in form.n if n < acc.cols), min(n for n in form.n if n > acc.cols)]
+        raise LayoutError(
+            f"{name}: N of {who} on {form.a} is {_listing(form.n)}, got N={acc.cols}",
+            hint=f"nearest legal: {near[0]} and {near[1]}",
+        )
+    for axis, extent, unit in (("M", acc.rows, form.m), ("K", depth, form.k)):
+        if extent % unit:
+            low = extent // unit * unit
+            raise LayoutError(
+                f"{name}: {axis} of {who} on {form.a} is a multiple of {unit}, "
+                f"got {axis}={extent}",
+                hint=f"nearest legal: {low or unit} and {low + unit}",
+            )
+
+
+def _listing(ns: tuple[int, ...]) -> str:
+    """`a multiple of 8`, or with its exceptions: `8, 24 or a multiple of 16`."""
+    step = ns[-1] - ns[-2]
+    odd = [str(n) for n in ns if n % step]
+    return f"{', '.join(odd)} or a multiple of {step}" if odd else f"a multiple of {step}"
+
+
+def check_registers(name: str, which: str, kind: RegTileType, order: str, warps: int) -> None:
+    """A register operand is held by the right warps, in the instruction's fragment and order.
+
+    Args:
+        name: the op's, for the message.
+        which: "A", "B" or "acc".
+        kind: its type.
+        order: "row" or "col", as the instruction wants it.
+        warps: 1 or 4.
+
+    Raises:
+        LayoutError: it is not; the hint names the change.
+    """
+    who, letter = "a warp" if warps == 1 else "a warpgroup", which.lower()
+    if kind.warps != warps:
+        raise LayoutError(
+            f"{name}: {which} of {who}'s mma is held by {who}, got {letter}={kind}",
+            hint="make the tile in the same scope as the mma",
+        )
+    if kind.order != order:
+        words = {"row": "row", "col": "column"}
+        load = f', or load it so: tc.load(tile, order="{order}")' if which != "acc" else ""
+        raise LayoutError(
+            f"{name}: {which} of {who}'s mma in registers has {words[order]} order, "
+            f"got {letter}={kind} in {words[kind.order]} order",
+            hint=f"tc.{name}(...) on tc.swap_layout({letter}), which moves it between lanes{load}",
+        )
+    if kind.layout.fragment != fragment_of(kind.dtype):
+        held, wanted = kind.layout.fragment.run, fragment_of(kind.dtype).run
+        raise LayoutError(
+            f"{name}: a lane of {which} holds {wanted} adjacent elements of {kind.dtype.name}, "
+            f"got {letter}={kind} with {held}, as it was converted",
+            hint=f"tc.regroup({letter}) moves elements between lanes; instead of the conversion, "
+            f"tc.permuted_k(x, tc.{kind.dtype.name}) permutes K of both operands and moves none",
+        )
 
 
 @dataclass(eq=False)
@@ -21,10 +148,11 @@ class Mma(Op):
     """`acc = A @ B + acc` (or `acc = A @ B`), asynchronous: `tc.mma_wait` completes it.
 
     Args:
-        acc: 64 x N accumulator in registers.
-        a: 64 x K tile in registers or shared memory.
-        b: K x N tile in shared memory (for the `ABt` forms, its transpose).
+        acc: M x N accumulator in registers, M a multiple of 64.
+        a: M x K tile in registers or shared memory (for the `At` forms, its transpose).
+        b: K x N tile in shared memory (for the `Bt` forms, its transpose).
         accumulate: True, False, or a run-time predicate.
+        signs: 1 or -1 for A and for B.
     """
 
     verb: ClassVar[str] = "{name}"
@@ -34,6 +162,7 @@ class Mma(Op):
     a: Value = operand()
     b: Value = operand()
     accumulate: Value | bool = operand()
+    signs: tuple[int, int] = attribute(default=(1, 1))
 
     def infer(self) -> tuple[TileType, ...]:
         """Nothing; shapes, dtypes and layouts must fit an instruction."""
@@ -51,29 +180,39 @@ class Mma(Op):
             )
         if not isinstance(b, SharedTileType):
             raise LayoutError(f"{self.name}: B is a shared tile, got b={b}")
-        if a.dtype != b.dtype or (a.dtype.name, acc.dtype.name) not in FORMS:
-            forms = "; ".join(f"{k[0]} x {k[0]} -> {k[1]}" for k in FORMS)
+        form = find_form(self.name, WGMMA, a, b, acc)
+        check_shapes(self.name, acc, a, b)
+        check_extents(self.name, form, acc, a.cols)
+        check_registers(self.name, "acc", acc, "row", 4)
+        if isinstance(a, RegTileType):
+            check_registers(self.name, "A", a, "row", 4)
+        self._check_major(form, a, b)
+        if self.signs != (1, 1) and not form.signs:
             raise DTypeError(
-                f"{self.name}: A and B have one dtype that the tensor core multiplies, got "
-                f"a={a.dtype.name}, b={b.dtype.name}, acc={acc.dtype.name}",
-                hint=f"legal: {forms}; convert with tc.cast",
+                f"{self.name}: only products of floats can be negated, got {form.a} x {form.b}",
+                hint="negate the result, or subtract it",
             )
-        self._check_shapes(acc, a, b)
         self.descriptors()
         return ()
 
-    def _check_shapes(self, acc: RegTileType, a: Any, b: SharedTileType) -> None:
-        if a.rows != acc.rows or b.cols != acc.cols or a.cols != b.rows:
+    def _check_major(self, form: MmaForm, a: TileType, b: SharedTileType) -> None:
+        """Only 16-bit operands may have M or N contiguous in shared memory."""
+        if form.mn_major:
+            return
+        if isinstance(a, SharedTileType) and a.order == "col":
+            other = "AtB" if self.name.startswith("mma_AB") else "AB"
             raise LayoutError(
-                f"{self.name}: A is M x K, B is K x N, acc is M x N, got "
-                f"a={a.rows}x{a.cols}, b={b.rows}x{b.cols} (as used), acc={acc.rows}x{acc.cols}",
-                hint=f"B as {a.cols}x{acc.cols} fits this A and acc",
+                f"{self.name}: A of {form.a} has K contiguous in shared memory (only 16-bit types "
+                f"may have M), got a={a} as M x K",
+                hint=f"tc.st[tc.{form.a}, {a.rows}, {a.cols}] as M x K, or load A into registers; "
+                f"a tile of K x M whose K is contiguous is an operand of mma_{other}",
             )
-        max_n = FORMS[a.dtype.name, acc.dtype.name].max_n
-        if acc.cols > max_n:
+        if b.order == "row":
             raise LayoutError(
-                f"{self.name}: N of a warpgroup's mma is at most {max_n}, got N={acc.cols}",
-                hint=f"split the tile into columns of {max_n}",
+                f"{self.name}: B of {form.b} has K contiguous in shared memory (only 16-bit types "
+                f"may have N), got b={b} as K x N",
+                hint=f'tc.st[tc.{form.b}, {b.rows}, {b.cols}, "col"] as K x N, or '
+                f"tc.st[tc.{form.b}, {b.cols}, {b.rows}] as N x K and tc.mma_ABt",
             )
 
     def descriptors(self) -> tuple[MatrixDescriptor | None, MatrixDescriptor]:
@@ -93,36 +232,39 @@ class Mma(Op):
         )
 
     def emit(self, w: Any) -> None:
-        """Fence, one `wgmma` a K step, commit: one group."""
+        """Fence, one `wgmma` a K step and 64 rows, commit: one group."""
         acc, a = self.acc.type, self.a.type
         assert isinstance(acc, RegTileType), "checked in infer"
         assert isinstance(a, RegTileType | SharedTileType), "checked in infer"
-        form = w.mma_form(self, a.dtype.name, acc.dtype.name)
+        form = w.mma_form(self, find_form(self.name, WGMMA, a, self.b.type, acc))
         left, right = self.descriptors()
         a_base = w.descriptor_base(self.a, left) if left else None
         b_base = w.descriptor_base(self.b, right)
-        transposes = [int(d.major == "MN") for d in (left, right) if d is not None]
-        dst = w.regs(self.acc)
+        trailing = list(self.signs) if form.signs else []
+        if form.mn_major:
+            trailing += [int(d.major == "MN") for d in (left, right) if d is not None]
+        blocks, steps = acc.rows // form.m, a.cols // form.k
+        shape, types = f"m{form.m}n{acc.cols}k{form.k}", f"{form.accumulator}.{form.a}.{form.b}"
+        dst = _blocks(w.regs(self.acc), blocks)
+        held = () if left else w.regs(self.a)
+        fragments = [_blocks(part, steps) for part in _blocks(held, blocks)] if held else []
         w.line(ptx.wgmma_fence())
-        for step in range(a.cols // form.k):
-            if left:
-                first = w.descriptor(a_base, left, step)
-            else:
-                first = w.regs(self.a)[4 * step : 4 * step + 4]
-            second = w.descriptor(b_base, right, step)
-            accumulate = True if step else self.accumulate
-            w.line(
-                ptx.wgmma(
-                    f"m64n{acc.cols}k{form.k}",
-                    form.types,
-                    dst,
-                    first,
-                    second,
-                    w.predicate(accumulate),
-                    [1, 1, *transposes],
-                )
-            )
+        for block in range(blocks):
+            for step in range(steps):
+                if left:
+                    first = w.descriptor(a_base, left, step, block * form.m)
+                else:
+                    first = fragments[block][step]
+                second = w.descriptor(b_base, right, step)
+                accumulate = w.predicate(True if step else self.accumulate)
+                w.line(ptx.wgmma(shape, types, dst[block], first, second, accumulate, trailing))
         w.line(ptx.wgmma_commit_group())
+
+
+def _blocks(registers: tuple[str, ...], count: int) -> list[tuple[str, ...]]:
+    """Registers cut into equal parts, in order."""
+    size = len(registers) // count
+    return [registers[size * i : size * (i + 1)] for i in range(count)]
 
 
 @dataclass(eq=False)

@@ -11,7 +11,8 @@ from ..builder import Builder, add, assigned_name, current
 from ..errors import LayoutError, Loc, ResourceError, ScopeError
 from ..ir import Access, Block, Role, Scope
 from ..language.control import one_thread, range_, when
-from ..language.functions import empty, fill, mma_wait
+from ..language.functions import empty, fill
+from ..language.matrix import mma_wait
 from ..language.scalars import Scalar, Var, named, operand_of, select, var
 from ..language.values import RegTile
 from ..ops.control import RoleSection, When

@@ -95,8 +95,8 @@ def shfl_bfly(dst: str, src: str, lane_mask: int) -> str:
     return f"shfl.sync.bfly.b32 {dst}, {src}, {lane_mask}, 31, -1;"
 
 
-def shfl_idx(dst: str, src: str, lane: int) -> str:
-    """The value of one lane, for all lanes (9.7.9.6)."""
+def shfl_idx(dst: str, src: str, lane: object) -> str:
+    """The value of a lane: one for all (a number), or one each (a register) (9.7.9.6)."""
     return f"shfl.sync.idx.b32 {dst}, {src}, {lane}, 31, -1;"
 
 
@@ -199,3 +199,26 @@ def wgmma(
         f"wgmma.mma_async.sync.aligned.{shape}.{types} {vector(dst)}, "
         f"{left}, {b_descriptor}, {accumulate}{', ' if tail else ''}{tail};"
     )
+
+
+def mma_sync(
+    shape: str,
+    types: str,
+    dst: Sequence[str],
+    a: Sequence[str],
+    b: Sequence[str],
+    c: Sequence[str],
+) -> str:
+    """`D = A*B + C` by a warp, A in rows, B in columns (9.7.14.5.14)."""
+    operands = ", ".join(vector(x) for x in (dst, a, b, c))
+    return f"mma.sync.aligned.{shape}.row.col.{types} {operands};"
+
+
+def movmatrix(dst: str, src: str) -> str:
+    """Transpose an 8x8 matrix of 16-bit elements, one register a lane (9.7.14.5.17)."""
+    return f"movmatrix.sync.aligned.m8n8.trans.b16 {dst}, {src};"
+
+
+def prmt(dst: str, low: str, high: str, selector: int) -> str:
+    """Four of the eight bytes of two registers, one a nibble of the selector (9.7.9.7)."""
+    return f"prmt.b32 {dst}, {low}, {high}, 0x{selector:04x};"

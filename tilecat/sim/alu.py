@@ -393,7 +393,7 @@ def _move(source, out):
 def _cvta(mods: list[str]) -> AluRow | None:
     """cvta: global addresses are generic ones; the other spaces have windows. 9.7.9.20."""
     back = choose(mods, "to") is not None
-    windows = {"global": 0, "param": PARAM_WINDOW, "param::entry": PARAM_WINDOW}
+    windows = {"global": 0, "const": 0, "param": PARAM_WINDOW, "param::entry": PARAM_WINDOW}
     windows |= {"shared": SHARED_WINDOW, "shared::cta": SHARED_WINDOW, "local": LOCAL_WINDOW}
     if len(mods) != 2 or mods[1] != "u64" or mods[0] not in windows:
         return None

@@ -16,6 +16,7 @@ from tilecat.sim.memory import (
     _writeable,
     put,
     shared_cta,
+    synchronise,
 )  # fmt: skip
 from tilecat.sim.parse import TYPE_BYTES, Instruction, Mem, Reg, Vec
 from tilecat.sim.program import refuse
@@ -146,6 +147,8 @@ def _atomic(machine: Machine, fiber: Fiber, item: Instruction):
     if not len(threads):
         return None
     machine.idle_polls = 0
+    if not atomic.shared:
+        synchronise(machine, item, threads, addresses)
     operands = list(zip(*_elements(machine, fiber, item, atomic, threads), strict=True))
     old = np.zeros((len(operands), len(threads)), NUMPY[atomic.kind])
     for segment, mask in _places(machine, fiber, item, atomic, threads, addresses):

@@ -33,6 +33,13 @@ class NamedBarrier:
     arrived: int = 0
     waiting: list[Fiber] = field(default_factory=list)
     votes: list[tuple[Fiber, np.ndarray]] = field(default_factory=list)
+    came: list[tuple[int, int, int]] = field(default_factory=list)
+    came_before: list[tuple[int, int, int]] = field(default_factory=list)
+
+    def finish(self) -> None:
+        """All have come: the next use begins."""
+        self.arrived, self.waiting = 0, []
+        self.came, self.came_before = [], self.came
 
 
 @dataclass
@@ -51,6 +58,7 @@ def reset(machine: Machine) -> None:
     """Start of a cluster."""
     clocks = machine.clocks
     machine.mbarriers = {}
+    machine.gave_up = set()
     machine.named = {}
     machine.remote = {}
     machine.cluster_barrier = ClusterBarrier(
@@ -99,6 +107,7 @@ def _come(machine: Machine, fiber: Fiber, item: Instruction, number: int, wanted
                        f"{barrier.wanted} threads elsewhere")  # fmt: skip
     barrier.wanted, barrier.of_all = wanted, len(item.args) == 1
     barrier.arrived += fiber.hi - fiber.lo
+    _check_reuse(machine, barrier, fiber, item)
     machine.clocks.release(*fiber.warps, barrier.clock)
     if barrier.arrived > wanted:
         machine.fault("barrier", item, f"{barrier.arrived} threads come to barrier {number}, which "
@@ -119,6 +128,27 @@ def _come(machine: Machine, fiber: Fiber, item: Instruction, number: int, wanted
     return NEXT
 
 
+def _check_reuse(
+    machine: Machine, barrier: NamedBarrier, fiber: Fiber, item: Instruction
+) -> None:
+    """Who comes must know that all came to the barrier's last use: else it could count there."""
+    if not machine.races:
+        return
+    first, last = fiber.warps
+    for warp, time, pc in barrier.came_before:
+        if machine.clocks.know[first:last, 0, warp].min() < time:
+            who = machine.reporter.threads(fiber.lo, fiber.hi - 1)
+            before = machine.reporter.threads(warp * 32, warp * 32 + 31)
+            message = (
+                f"{who} come to barrier {barrier.number} with no order after its last use by "
+                f"{before}, where they might be counted"
+            )
+            machine.report("barrier", item, message, pc)
+            break
+    for warp in range(first, last):
+        barrier.came.append((warp, int(machine.clocks.know[warp, 0, warp]), item.pc))
+
+
 def _open(machine: Machine, barrier: NamedBarrier, item: Instruction) -> None:
     machine.idle_polls = 0
     for fiber in barrier.waiting:
@@ -126,7 +156,7 @@ def _open(machine: Machine, barrier: NamedBarrier, item: Instruction) -> None:
         machine.clocks.acquire(*fiber.warps, barrier.clock)
         fiber.pc += 1
         machine.fibers.append(fiber)
-    barrier.arrived, barrier.waiting = 0, []
+    barrier.finish()
     if barrier.votes:
         flat = np.concatenate([votes for _, votes in barrier.votes])
         for fiber, _ in barrier.votes:
@@ -164,6 +194,7 @@ def _cluster_advance(machine: Machine) -> None:
     barrier.arrived, barrier.phase = 0, barrier.phase + 1
     machine.idle_polls = 0
     barrier.released.values[:] = barrier.collecting.values
+    machine.global_memory.order.meet(machine.cta_numbers)
     for fiber in barrier.waiting:
         machine.blocked.pop(fiber)
         machine.fibers.append(fiber)
@@ -212,6 +243,13 @@ def _mark_fenced(machine: Machine, first: int, last: int) -> None:
     for barrier in machine.mbarriers.values():
         if first <= barrier.init_warp < last:
             barrier.fenced = True
+
+
+def _fence_memory(machine: Machine, fiber: Fiber, item: Instruction) -> None:
+    """fence, membar: orders what other CTAs see of this one. 9.7.13.4."""
+    if "cta" not in item.mods and machine.active(fiber, item):
+        cta = machine.cta_numbers[fiber.lo // machine.block]
+        machine.global_memory.order.fence(cta)
 
 
 def _nothing(machine: Machine, fiber: Fiber, item: Instruction) -> None:
@@ -343,8 +381,8 @@ TABLE = (
     Row("fence.proxy.async::generic(.acquire,.release).sync_restrict(::shared::cluster,"
         "::shared::cta).cluster", "", _fence_async, "9.7.13.4"),
     Row("fence.mbarrier_init.release.cluster", "", _fence_init, "9.7.13.4"),
-    Row(f"fence{_FENCE_SCOPES}", "", _nothing, "9.7.13.4"),
-    Row("membar(.cta,.gl,.sys)", "", _nothing, "9.7.13.4"),
+    Row(f"fence{_FENCE_SCOPES}", "", _fence_memory, "9.7.13.4"),
+    Row("membar(.cta,.gl,.sys)", "", _fence_memory, "9.7.13.4"),
     Row("fence.proxy.alias", "", _nothing, "9.7.13.4"),
     Row("nanosleep.u32", "r", _sleep, "9.7.18.1"),
     Row("griddepcontrol(.launch_dependents,.wait)", "", _nothing, "9.7.13.13"),

@@ -2,7 +2,8 @@
 
 Shared memory has 32 banks of 4 bytes. A warp's request is served in phases: 32 lanes for accesses
 of at most 4 bytes, 16 for 8 bytes, 8 for 16 bytes; a phase takes as many wavefronts as the most
-distinct words in one bank (CUDA C++ Best Practices Guide, 10.2.3.1; measured alike on Hopper).
+distinct words in one bank. Banks are in the CUDA C++ Best Practices Guide, "Shared memory and
+memory banks"; the split into phases is the usual model and has not been measured here.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tilecat.errors import MachineError
+from tilecat.sim.global_order import GlobalOrder
 
 GLOBAL_BASE = 0x7F00_0000_0000
 _ALIGN = 512  # cudaMalloc gives at least 256 bytes (CUDA programming guide, 5.3.2)
@@ -53,6 +54,7 @@ class Segment:
     item_bytes: int
     names: list[tuple[int, int, str]] = field(default_factory=list)
     owners: np.ndarray | None = None
+    epochs: np.ndarray | None = None
     writeable: bool = True
 
     @property
@@ -82,6 +84,7 @@ class GlobalMemory:
 
     def __init__(self) -> None:
         self.segments: list[Segment] = []
+        self.order = GlobalOrder()
         self.kept: list[np.ndarray] = []
 
     def place(self, arrays: list[tuple[str, np.ndarray]]) -> None:
@@ -143,24 +146,36 @@ class GlobalMemory:
         return f"byte {offset} of argument {name}, which has {last - first} bytes"
 
     def claim(self, segment: Segment, index: np.ndarray, owner: int) -> bool:
-        """CTA `owner` stores elements `index`; False if another CTA has stored one of them."""
-        if segment.owners is None:
-            segment.owners = np.zeros(len(segment.data) // segment.item_bytes + 1, np.int32)
-        held = segment.owners[index]
-        fine = not ((held != 0) & (held != owner + 1)).any()
-        segment.owners[index] = owner + 1
+        """CTA `owner` stores elements `index`; False if another CTA's store is not ordered."""
+        owners, epochs = self._owned(segment)
+        fine = self.order.ordered(owner, owners[index], epochs[index])
+        owners[index], epochs[index] = owner + 1, self.order.of(owner).epoch
         return fine
+
+    @staticmethod
+    def _owned(segment: Segment) -> tuple[np.ndarray, np.ndarray]:
+        if segment.owners is None:
+            size = len(segment.data) // segment.item_bytes + 1
+            segment.owners, segment.epochs = np.zeros((2, size), np.int32)
+        return segment.owners, segment.epochs
+
+    def may_read(self, segment: Segment, index: np.ndarray, reader: int) -> bool:
+        """Whether CTA `reader` is ordered after the stores of other CTAs to elements `index`."""
+        if segment.owners is None:
+            return True
+        return self.order.ordered(reader, segment.owners[index], segment.epochs[index])
 
     def claim_view(self, part: np.ndarray, owner: int) -> bool:
         """The same for a strided part of an array."""
         segment = self.segment_of(part)
-        if segment.owners is None:
-            segment.owners = np.zeros(len(segment.data) // segment.item_bytes + 1, np.int32)
         first = (part.__array_interface__["data"][0] - segment.host) // segment.item_bytes
         strides = tuple(4 * stride // segment.item_bytes for stride in part.strides)
-        held = np.lib.stride_tricks.as_strided(segment.owners[first:], part.shape, strides)
-        fine = not ((held != 0) & (held != owner + 1)).any()
-        held[...] = owner + 1
+        held, when = (
+            np.lib.stride_tricks.as_strided(array[first:], part.shape, strides)
+            for array in self._owned(segment)
+        )
+        fine = self.order.ordered(owner, held, when)
+        held[...], when[...] = owner + 1, self.order.of(owner).epoch
         return fine
 
 

@@ -20,6 +20,7 @@ from tilecat.sim import (
     memory,
     mma_sync,
     tensormap,
+    variables,
     warp,
     wgmma,
 )  # fmt: skip
@@ -32,7 +33,7 @@ from tilecat.sim.report import Conflict, Result
 TABLE = (
     *mbarrier.TABLE, *barriers.TABLE, *bulk.TABLE, *wgmma.TABLE, *memory.TABLE, *warp.TABLE,
     *atomics.TABLE, *cp_async.TABLE, *tensormap.TABLE, *mma_sync.TABLE, *local_memory.TABLE,
-    *carry.TABLE,
+    *carry.TABLE, *variables.TABLE,
 )  # fmt: skip
 _DEFAULT_LIMIT = 50_000_000
 _MAP_BYTES = 128
@@ -58,7 +59,9 @@ def _three(value: int | Sequence[int], what: str) -> tuple[int, int, int]:
     return (*(int(number) for number in numbers), 1, 1)[:3]
 
 
-def _arguments(params: Sequence[Parameter], args: Sequence[object]):
+def _arguments(
+    params: Sequence[Parameter], args: Sequence[object], statics: dict[str, np.ndarray]
+):
     """The parameter block, tensor maps by offset, and global memory."""
     if len(args) != len(params):
         names = ", ".join(param.name for param in params)
@@ -66,7 +69,7 @@ def _arguments(params: Sequence[Parameter], args: Sequence[object]):
     memory_ = GlobalMemory()
     pairs = list(zip(params, args, strict=True))
     arrays = [(p.name, a.array) for p, a in pairs if isinstance(a, Pointer | TensorMap)]
-    memory_.place(arrays)
+    memory_.place([*arrays, *statics.items()])
     size = max((param.offset + param.num_bytes for param in params), default=0)
     block, maps = np.zeros(size + 8, np.uint8), {}
     for param, arg in pairs:
@@ -160,12 +163,14 @@ def run(
     cluster = _three(program.module.directives.get("reqnctapercluster") or 1, "cluster")
     if any(extent % size for extent, size in zip(shape, cluster, strict=True)):
         raise MachineError(f"run: grid {shape} is not a multiple of the cluster {cluster}")
-    param_bytes, maps, memory_ = _arguments(program.module.params, args)
+    statics = variables.variables_of(program.module)
+    param_bytes, maps, memory_ = _arguments(program.module.params, args, statics)
     machine = Machine(
         program, grid=shape, cluster=cluster, block=block, param_bytes=param_bytes, maps=maps,
         globals_=memory_, smem_bytes=smem_bytes, table=table, seed=seed, races=races,
         limit=_DEFAULT_LIMIT if limit is None else limit,
     )  # fmt: skip
+    variables.bind(machine, statics, memory_)
     total = int(np.prod(shape))
     order = np.arange(total // machine.ctas)
     if seed >= 2:

@@ -12,6 +12,7 @@ import numpy as np
 from tilecat.sim.alu_types import NUMPY
 from tilecat.sim.conflicts import Pattern, pattern_of
 from tilecat.sim.fibers import Fiber
+from tilecat.sim.global_order import is_strong
 from tilecat.sim.mbarrier import note_remote
 from tilecat.sim.parse import TYPE_BYTES, Instruction, Mem, Reg, Vec
 from tilecat.sim.program import refuse
@@ -183,7 +184,7 @@ def put(
     typed_bank[threads] = value.view(f"i{value.dtype.itemsize}") if signed else value
 
 
-def _load(machine: Machine, fiber: Fiber, item: Instruction):
+def load(machine: Machine, fiber: Fiber, item: Instruction):
     """ld.global, ld.shared: 9.7.9.8, 9.7.9.9."""
     access = item.info
     shared = access.space != "global"
@@ -199,7 +200,7 @@ def _load(machine: Machine, fiber: Fiber, item: Instruction):
         observe(machine, item, cta, pattern, False)
         values = _read(machine.shared[cta], offsets, width, count)
     else:
-        values = _global_read(machine, item, addresses, width, count)
+        values = _global_read(machine, item, threads, addresses, width, count)
         machine.stats["bytes read"] += access.num_bytes * len(threads)
     for register, value in zip(access.registers, values, strict=True):
         put(machine, register, threads, value, access.kind)
@@ -231,6 +232,8 @@ def _store(machine: Machine, fiber: Fiber, item: Instruction) -> None:
     values = [source(machine, fiber, item, r, threads, access) for r in access.registers]
     if not shared:
         _global_write(machine, item, threads, addresses, values, access.item_bytes)
+        if is_strong(item.mods):
+            synchronise(machine, item, threads, addresses)
         machine.stats["bytes written"] += access.num_bytes * len(threads)
         return
     _shared_write(machine, fiber, item, threads, addresses, values)
@@ -273,13 +276,34 @@ def _inside(machine: Machine, item: Instruction, addresses: np.ndarray, num_byte
     return parts
 
 
+def synchronise(machine: Machine, item: Instruction, threads: np.ndarray, addresses) -> None:
+    """A strong access to global memory may order its CTA after others, and others after it."""
+    cta = machine.cta_numbers[int(threads[0]) // machine.block]
+    machine.global_memory.order.synchronise(cta, addresses, item.mods)
+
+
+def _check_read(machine: Machine, item: Instruction, threads, segment, offsets, num_bytes: int):
+    """A CTA must not read what another one has stored with no order between."""
+    unit = segment.item_bytes
+    index = (offsets[:, None] + np.arange(0, num_bytes, unit)) // unit
+    cta = machine.cta_numbers[int(threads[0]) // machine.block]
+    if not machine.global_memory.may_read(segment, index.ravel(), cta):
+        name = segment.name_near(segment.start + int(offsets[0]))
+        machine.report("global-race", item, f"CTA {cta} reads elements of argument {name} that "
+                       "another CTA of this launch has stored, with no order between")  # fmt: skip
+
+
 def _global_read(
-    machine: Machine, item: Instruction, addresses: np.ndarray, width: int, count: int
+    machine: Machine, item: Instruction, threads, addresses: np.ndarray, width: int, count: int
 ):
+    if is_strong(item.mods):
+        synchronise(machine, item, threads, addresses)
     values = [np.full(len(addresses), 0xFFFFFFFFFFFFFFFF, np.uint64).astype(f"u{width}")
               for _ in range(count)]  # fmt: skip
     for segment, mask in _inside(machine, item, addresses, width * count):
         offsets = addresses[mask] - segment.start
+        if machine.races and segment.owners is not None:
+            _check_read(machine, item, threads[mask], segment, offsets, width * count)
         for target, value in zip(values, _read(segment.data, offsets, width, count), strict=True):
             target[mask] = value
     return values
@@ -297,7 +321,7 @@ def _global_write(machine, item, threads, addresses, values, width: int) -> None
         words = segment.data[: len(segment.data) // width * width].view(f"u{width}")
         for index, value in enumerate(values):
             words[offsets // width + index] = value[mask]
-        if machine.races:
+        if machine.races and not is_strong(item.mods):
             _claim(machine, item, threads[mask], segment, offsets, width * len(values))
 
 
@@ -321,8 +345,8 @@ _TYPES = "(" + ",".join(f".{kind}" for kind in sorted(TYPE_BYTES)) + ")"
 _SHARED = "(.shared,.shared::cta,.shared::cluster)"
 TABLE = (
     Row(f"ld{_ORDERS}.global{{.ca,.cg,.cs,.lu,.cv}}{{.nc}}{_L1}{_L2}{{.v2,.v4,.v8}}{_TYPES}",
-        "dv m", _load, "9.7.9.8", decode=_decode),
-    Row(f"ld{_ORDERS}{_SHARED}{{.v2,.v4}}{_TYPES}", "dv m", _load, "9.7.9.8", decode=_decode),
+        "dv m", load, "9.7.9.8", decode=_decode),
+    Row(f"ld{_ORDERS}{_SHARED}{{.v2,.v4}}{_TYPES}", "dv m", load, "9.7.9.8", decode=_decode),
     Row(f"st{_ST_ORDERS}.global{{.wb,.cg,.cs,.wt}}{_L1}{_L2}{{.v2,.v4,.v8}}{_TYPES}", "m rv",
         _store, "9.7.9.11", decode=_decode),
     Row(f"st{_ST_ORDERS}{_SHARED}{{.v2,.v4}}{_TYPES}", "m rv", _store, "9.7.9.11", decode=_decode),

@@ -1,4 +1,4 @@
-"""`mma.sync`: one warp's matrix product on register fragments. PTX ISA 9.7.14.5.
+"""`mma.sync` and `movmatrix`: one warp's matrices in register fragments. PTX ISA 9.7.14.5.
 
 All shapes share one fragment layout. With lane = 4 g + t (g: group of 4 lanes, t: lane in it) and
 e elements a register:
@@ -188,10 +188,28 @@ def _mma(machine: Machine, fiber: Fiber, item: Instruction):
     return NEXT
 
 
+def _movmatrix(machine: Machine, fiber: Fiber, item: Instruction):
+    """movmatrix: 9.7.14.5.17. Lane 4 g + t holds row g, columns 2 t and 2 t + 1, before and after.
+
+    The matrix that is held after is the transpose of the one before.
+    """
+    outcome = whole_warps(machine, fiber, item)
+    if outcome is not NEXT:
+        return outcome
+    words = machine.values(item, item.args[1], "b32", fiber.lo, fiber.hi)
+    matrices = np.ascontiguousarray(words).view(np.uint16).reshape(-1, 8, 8)
+    turned = np.ascontiguousarray(matrices.transpose(0, 2, 1))
+    if isinstance(item.args[0], Reg):
+        target = machine.registers.raw(item.args[0], fiber.lo, fiber.hi)
+        target[:] = turned.view(np.uint32).reshape(-1)
+    return NEXT
+
+
 _SHAPES = "(" + ",".join(f".{shape}" for shape in SHAPES) + ")"
 _SUMS = "(.f16,.f32,.f64,.s32)"
 _FACTORS = "(.f16,.bf16,.tf32,.f64,.e4m3,.e5m2,.s8,.u8)"
 TABLE = (
     Row(f"mma.sync.aligned{_SHAPES}.row.col{{.rn}}{{.satfinite}}{_SUMS}{_FACTORS}{_FACTORS}{_SUMS}",
         "v vr vr v", _mma, "9.7.14.5.14", aligned=True, decode=_decode),
+    Row("movmatrix.sync.aligned.m8n8.trans.b16", "r r", _movmatrix, "9.7.14.5.17", aligned=True),
 )  # fmt: skip

@@ -146,6 +146,7 @@ class Module:
     branch_tables: dict[str, list[str]] = field(default_factory=dict)
     bank_sizes: dict[str, int] = field(default_factory=lambda: dict.fromkeys("PBHRD", 0))
     end_line: int = 0
+    preamble: str = ""
 
 
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
@@ -438,9 +439,9 @@ def parse_module(text: str, files: dict[int, str] | None = None) -> Module:
                         "explicitcluster", "maxclusterrank", "blocksareclusters"):  # fmt: skip
             raise MachineError(f"parse: line {line}: kernel directive .{name} not implemented")
     module = Module(entry[1], target[1].strip() if target else "", _parameters(entry[2], line),
-                    directives)  # fmt: skip
+                    directives, preamble=clean[: entry.start()])  # fmt: skip
     for match in re.finditer(
-        r"^\s*((?:\.extern\s+)?\.shared\s[^;]*);", clean[: entry.start()], re.M
+        r"^\s*((?:\.extern\s+)?\.shared\s[^;]*);", module.preamble, re.M
     ):
         module.shared.append(_shared(match[1], bisect.bisect_right(lines, match.start(1))))
     known = dict(files or {})

@@ -1,0 +1,139 @@
+"""Accesses to shared memory: what the layouts' maps say is what the PTX machine measures."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tilecat as tc
+from tilecat import bf16, f16, f32, gl, rt, st
+from tilecat.check import shared_accesses
+from tilecat.driver import Compiled, KernelFunction
+from tilecat.kernels.attention import attention
+from tilecat.kernels.gemm import matmul
+from tilecat.tiles import SharedTileType
+
+BF16 = bf16.numpy
+
+
+def normal(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).standard_normal(shape).astype(BF16)
+
+
+def gemm_arrays(odd: int = 0) -> tuple[Any, ...]:
+    return normal(128, 64 + odd)[:, :64], normal(64, 64), np.zeros((128, 64), BF16)
+
+
+def attention_arrays(dim: int) -> tuple[Any, ...]:
+    q = normal(1, 1, 64, dim)
+    return q, q, q, np.zeros_like(q), np.zeros((1, 1, 64), np.float32), 0.125
+
+
+def compiled_of(kernel: KernelFunction) -> Compiled:
+    return list(kernel._compiled.values())[-1]
+
+
+def static(compiled: Compiled) -> Counter[tuple[str, int, int, int]]:
+    """(instruction, user's line, wavefronts, ideal) of each instruction."""
+    found: Counter[tuple[str, int, int, int]] = Counter()
+    for access in shared_accesses(compiled.kernel):
+        assert access.loc is not None
+        for r in access.requests:
+            found[r.instruction, access.loc.line, r.wavefronts, r.ideal] += 1
+    return found
+
+
+def measured(result: Any) -> Counter[tuple[str, int, int, int]]:
+    """The same as the machine saw it."""
+    found: Counter[tuple[str, int, int, int]] = Counter()
+    for item in result.conflicts:
+        name = next(w for w in item.text.split() if not w.startswith("@"))
+        short = name.split(".")[0] if "matrix" in name else ".".join(name.split(".")[:2])
+        found[short, item.source.line, item.wavefronts, item.ideal] += 1
+    return found
+
+
+CASES = {
+    "gemm": (matmul, gemm_arrays(), {"tile_m": 128, "tile_n": 64}),
+    "gemm by threads": (matmul, gemm_arrays(odd=1), {"tile_m": 64, "tile_n": 64, "tile_k": 16}),
+    "attention 64": (attention, attention_arrays(64), {"consumers": 1}),
+    "attention 128": (attention, attention_arrays(128), {"consumers": 1}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_static_accesses_are_those_the_machine_measures(name: str):
+    kernel, args, params = CASES[name]
+    result = kernel.simulate(*args, grid=1, **params)
+    assert not result.reports
+    wanted = static(compiled_of(kernel))
+    assert wanted and wanted == measured(result)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_swizzled_tiles_of_the_kernels_have_no_conflict(name: str):
+    kernel, args, params = CASES[name]
+    kernel.simulate(*args, grid=1, **params)
+    accesses = shared_accesses(compiled_of(kernel).kernel)
+    assert {access.ways for access in accesses} == {1.0}
+    assert {access.name for access in accesses} <= {"a", "b", "c", "q", "k", "v", "out"}
+    widths = {a.width_bytes for a in accesses if a.op == "StoreShared"}
+    assert widths == {16}
+
+
+def roundtrip(kind: SharedTileType) -> KernelFunction:
+    @tc.kernel
+    def through(X: gl[kind.dtype, "M", "N"]):
+        with tc.warpgroup():
+            tile = tc.shared(kind)
+            tc.store(tile, tc.load(X[0, 0], rt[kind.dtype, 64, kind.cols]))
+            tc.sync()
+            tc.store(X[0, 0], tc.load(tile))
+
+    return through
+
+
+PLAIN = SharedTileType(bf16, 64, 64, "row", 0)  # no swizzle
+
+
+@pytest.mark.parametrize(
+    ("kind", "ways"),
+    [
+        (st[bf16, 64, 64], 1), (st[bf16, 64, 64, "col"], 1), (st[f16, 64, 16], 1),
+        (st[bf16, 64, 32], 1), (PLAIN, 8),
+        (st[f32, 64, 32], 2),  # rows 2r and 2r + 1 of a half warp meet in two 16-byte chunks
+        (st[f32, 64, 32, "col"], None),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_conflicts_of_one_tile(kind: SharedTileType, ways: int | None):
+    kernel = roundtrip(kind)
+    x = np.zeros((64, kind.cols), kind.dtype.numpy)
+    result = kernel.simulate(x, grid=1)
+    compiled = compiled_of(kernel)
+    assert static(compiled) == measured(result)
+    if ways is not None:
+        assert {access.ways for access in shared_accesses(compiled.kernel)} == {ways}
+
+
+def test_bank_conflicts_as_a_user_calls_them():
+    """A row-major 64-wide bf16 tile read by ldmatrix is 8-way, with the 128-byte swizzle 1-way."""
+    lanes = np.arange(8)
+    assert tc.layouts.bank_conflicts(lanes * 128, 16) == 8
+    assert tc.layouts.bank_conflicts(PLAIN.layout.byte_offset(lanes, 0 * lanes), 16) == 8
+    swizzled = st[bf16, 64, 64].layout
+    assert tc.layouts.bank_conflicts(swizzled.byte_offset(lanes, 0 * lanes), 16) == 1
+
+
+def test_accesses_name_the_tile_and_the_line():
+    kernel = roundtrip(st[bf16, 64, 64])
+    kernel.simulate(np.zeros((64, 64), BF16), grid=1)
+    store, load = shared_accesses(compiled_of(kernel).kernel)
+    assert (store.name, store.op, store.instruction, len(store.requests)) == (
+        "tile", "StoreShared", "stmatrix", 4,
+    )  # fmt: skip
+    assert (load.name, load.op, load.instruction) == ("tile", "LoadShared", "ldmatrix")
+    assert store.loc is not None and "tc.store(tile," in store.loc.text

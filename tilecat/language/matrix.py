@@ -1,0 +1,238 @@
+"""Matrix products, and the register layouts their operands want."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .. import dtypes
+from ..builder import add, current
+from ..dtypes import DType
+from ..errors import DTypeError, LayoutError
+from ..ir import Scope, Value
+from ..layouts import column_order
+from ..layouts.registers import fragment_of
+from ..ops.convert import Cast
+from ..ops.mma import Mma, MmaWait
+from ..ops.mma_warp import WarpMma, require_no_signs
+from ..ops.relayout import ChangeLayout
+from ..tiles import ScalarType
+from .scalars import operand_of
+from .values import RegTile, SharedTile
+
+
+def _operand(value: Any, name: str, transposed: bool) -> Value:
+    """The tile behind an operand (a tile, or a pipeline's input), or the view of its transpose."""
+    inner = getattr(value, "tile", value)
+    if callable(inner):
+        inner = inner()
+    if not isinstance(inner, SharedTile | RegTile):
+        raise LayoutError(f"{name}: wanted a tile, got {value!r} ({type(value).__name__})")
+    return inner.T.value if transposed else inner.value
+
+
+def _predicate(name: str, decide: Any) -> Value | bool:
+    flag = decide if isinstance(decide, bool) else operand_of(decide, name)
+    if not isinstance(flag, bool) and getattr(flag, "type", None) != ScalarType(dtypes.pred):
+        raise DTypeError(
+            f"{name}: accumulate is a bool or a comparison of run-time scalars, got {decide!r}",
+            hint="accumulate=step > 0",
+        )
+    assert isinstance(flag, bool | Value), "checked above"
+    return flag
+
+
+def _mma(name: str, acc: RegTile, a: Any, b: Any, options: dict[str, Any]) -> None:
+    if not isinstance(acc, RegTile):
+        raise LayoutError(f"{name}: the accumulator is a register tile, got {acc!r}")
+    accumulate = options["accumulate"]
+    flag = _predicate(name, acc.accumulate if accumulate is None else accumulate)
+    signs = tuple(-1 if options[key] else 1 for key in ("negate_a", "negate_b"))
+    right = _operand(b, name, name.endswith("Bt"))
+    left = _operand(a, name, name.startswith("mma_At"))
+    if current().scope is Scope.WARP:
+        require_no_signs(name, (signs[0], signs[1]))
+        add(WarpMma(name, acc.value, left, right, flag))
+    else:
+        add(Mma(name, acc.value, left, right, flag, (signs[0], signs[1])))
+
+
+def mma_AB(
+    acc: RegTile,
+    a: Any,
+    b: Any,
+    *,
+    accumulate: Any = None,
+    negate_a: bool = False,
+    negate_b: bool = False,
+) -> None:
+    """`acc += A @ B`: by a warpgroup asynchronous, `tc.mma_wait` completes it; by a warp at once.
+
+    | A and B | acc | K is a multiple of | N by a warpgroup |
+    |---|---|---|---|
+    | bf16 | f32 | 16 | 8 to 256 in steps of 8 |
+    | f16 | f32, f16 | 16 | the same |
+    | tf32 | f32 | 8 | the same |
+    | e4m3, e5m2, any two | f32, f16 | 32 | the same |
+    | s8, u8, any two | s32 | 32 | 8, 16, 24, 32, then steps of 16 to 256 |
+
+    Args:
+        acc: M x N register tile; M a multiple of 64 by a warpgroup, of 16 by a warp.
+        a: M x K tile. By a warpgroup in registers or shared memory, by a warp in registers.
+        b: K x N tile. By a warpgroup in shared memory, of either order for 16-bit types, else with
+            K contiguous; by a warp in registers, column order (`tc.load(tile, order="col")`, or
+            `tc.swap_layout`).
+        accumulate: False to overwrite, or a run-time predicate; True unless the accumulator
+            comes from a pipeline, which starts each task afresh.
+        negate_a: subtract the product (by a warpgroup, floats). With negate_b, both are negated.
+        negate_b: the same for B.
+
+    FP8 with f32 sums: the hardware keeps about 14 bits of the partial sums of one instruction.
+
+    Scope: warpgroup or warp. PTX: `wgmma.mma_async` (ISA 9.7.15.5), `mma.sync` (9.7.14.5.14).
+    """
+    _mma("mma_AB", acc, a, b, _options(accumulate, negate_a, negate_b))
+
+
+def mma_ABt(
+    acc: RegTile,
+    a: Any,
+    b: Any,
+    *,
+    accumulate: Any = None,
+    negate_a: bool = False,
+    negate_b: bool = False,
+) -> None:
+    """`acc += A @ B.T`, B being an N x K tile; else as `mma_AB`."""
+    _mma("mma_ABt", acc, a, b, _options(accumulate, negate_a, negate_b))
+
+
+def mma_AtB(
+    acc: RegTile,
+    a: Any,
+    b: Any,
+    *,
+    accumulate: Any = None,
+    negate_a: bool = False,
+    negate_b: bool = False,
+) -> None:
+    """`acc += A.T @ B`, A being a K x M tile; else as `mma_AB`."""
+    _mma("mma_AtB", acc, a, b, _options(accumulate, negate_a, negate_b))
+
+
+def mma_AtBt(
+    acc: RegTile,
+    a: Any,
+    b: Any,
+    *,
+    accumulate: Any = None,
+    negate_a: bool = False,
+    negate_b: bool = False,
+) -> None:
+    """`acc += A.T @ B.T`, A being a K x M tile and B N x K; else as `mma_AB`."""
+    _mma("mma_AtBt", acc, a, b, _options(accumulate, negate_a, negate_b))
+
+
+def _options(accumulate: Any, negate_a: bool, negate_b: bool) -> dict[str, Any]:
+    return {"accumulate": accumulate, "negate_a": negate_a, "negate_b": negate_b}
+
+
+def mma_wait(pending: int = 0) -> None:
+    """Waits until at most `pending` of this warpgroup's mma calls are under way."""
+    if isinstance(pending, bool) or not isinstance(pending, int) or pending < 0:
+        raise LayoutError(f"mma_wait: pending is a compile-time int >= 0, got {pending!r}")
+    add(MmaWait(pending))
+
+
+def _tile(value: Any, name: str) -> RegTile:
+    if not isinstance(value, RegTile):
+        raise LayoutError(
+            f"{name}: wanted a register tile, got {value!r} ({type(value).__name__})",
+            hint="tc.load(tile) brings a shared tile into registers",
+        )
+    return value
+
+
+def swap_layout(tile: RegTile) -> RegTile:
+    """The same tile in the other order of registers: row to column, or column to row.
+
+    Row order is an accumulator and A of a warp's mma, column order its B. 16-bit tiles take one
+    `movmatrix` for two registers; others a shuffle a register and selections around it.
+
+    Scope: warp (a warpgroup's tile would cross warps: pass it through shared memory).
+    """
+    kind = _tile(tile, "swap_layout").type
+    order = "col" if kind.order == "row" else "row"
+    return RegTile(add(ChangeLayout(tile.value, "swap_layout", order)).result)
+
+
+def transpose(tile: RegTile) -> RegTile:
+    """`tile.T` in the order of the tile, which takes the moves of `swap_layout`.
+
+    `tile.T` itself is free: the same registers, rows and columns exchanged, in the other order.
+    """
+    return swap_layout(_tile(tile, "transpose")).T
+
+
+def regroup(tile: RegTile) -> RegTile:
+    """A converted tile in its own dtype's fragment, as mma wants it: shuffles between lanes.
+
+    A conversion leaves every element in its lane, where another width of element may want it in
+    another one: e4m3 from f32, f32 from s8. A tile that is right is returned as it is.
+
+    Scope: warpgroup or warp. PTX: `shfl.sync`, `prmt`.
+    """
+    kind = _tile(tile, "regroup").type
+    if kind.layout.fragment == fragment_of(kind.dtype):
+        return tile
+    return RegTile(add(ChangeLayout(tile.value, "regroup", kind.order)).result)
+
+
+def as_a(acc: RegTile, dtype: DType | None = None) -> RegTile:
+    """An accumulator as the A operand of a further mma: nothing moves between lanes.
+
+    Args:
+        acc: a register tile in row order; f16 of f16 sums is its own registers.
+        dtype: what A is multiplied as, bf16 or f16 for f32 sums; None for the tile's.
+
+    Raises:
+        LayoutError: elements would have to change lanes; the hint names what does it.
+    """
+    kind, wanted = _tile(acc, "as_a").type, dtype or acc.dtype
+    if kind.order != "row":
+        raise LayoutError(
+            f"as_a: A has row order, got {kind}", hint="tc.swap_layout(x) moves it, at its cost"
+        )
+    if kind.layout.fragment != fragment_of(wanted):
+        held, run = kind.layout.fragment.run, fragment_of(wanted).run
+        raise LayoutError(
+            f"as_a: a lane of A holds {run} adjacent columns of {wanted.name} and of {kind} {held}"
+            ": elements would change lanes",
+            hint=f"tc.permuted_k(x, tc.{wanted.name}) permutes K of both operands instead; "
+            f"tc.regroup(tc.cast(x, tc.{wanted.name})) moves them",
+        )
+    if wanted == kind.dtype:
+        return acc
+    return RegTile(add(Cast(acc.value, wanted)).result)
+
+
+def permuted_k(tile: RegTile, dtype: DType) -> RegTile:
+    """`dtype(tile)` as an operand with permuted K: no element changes its lane.
+
+    Column c of the result (row, in column order) holds column `k_order(tile.dtype, dtype)[c]` of
+    the tile, repeated over the columns. A sum over K does not mind, if both operands are permuted
+    alike. FP8 from f32 or bf16: 0 1 8 9 2 3 10 11 4 5 12 13 6 7 14 15 in each 16 columns.
+
+    Args:
+        tile: A in row order, or B in column order, in the fragment of its dtype.
+        dtype: of the result, whose fragment may be another.
+    """
+    return RegTile(add(Cast(_tile(tile, "permuted_k").value, dtype, None, True)).result)
+
+
+def k_order(held: DType, wanted: DType) -> tuple[int, ...]:
+    """The order of columns that `permuted_k` gives, from a tile of one dtype to another.
+
+    For an operand that is permuted beforehand: element c of each period of K is element
+    `k_order(...)[c]` of what was.
+    """
+    return column_order(fragment_of(held), fragment_of(wanted))
