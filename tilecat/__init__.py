@@ -16,12 +16,33 @@ from .errors import (
     SyncError,
     TileError,
 )
+from .language.barriers import (
+    barrier,
+    barrier_arrive,
+    barrier_sync,
+    barriers,
+    elected,
+    fence,
+    fence_async,
+)
+from .language.clusters import (
+    cluster,
+    cluster_arrive,
+    cluster_id,
+    cluster_rank,
+    cluster_sync,
+    cluster_wait,
+    copy_to_peer,
+    grid_launch,
+    grid_wait,
+    num_clusters,
+    peer,
+)
 from .language.control import one_thread, otherwise, when
 from .language.control import range_ as range
 from .language.functions import (
     absolute,
     cast,
-    copy,
     empty,
     exp,
     exp2,
@@ -29,7 +50,6 @@ from .language.functions import (
     fma,
     full,
     inline,
-    load,
     log,
     log2,
     mask_cols,
@@ -42,7 +62,6 @@ from .language.functions import (
     require,
     rsqrt,
     sqrt,
-    store,
     tanh,
     zeros,
 )
@@ -59,6 +78,7 @@ from .language.matrix import (
     swap_layout,
     transpose,
 )
+from .language.memory import load, shared, store
 from .language.reductions import (
     col_absmax,
     col_max,
@@ -79,11 +99,25 @@ from .language.reductions import (
     total,
 )
 from .language.scalars import cdiv, select, var
-from .language.sections import cta_id, num_ctas, shared, sync, warp_id, warpgroup, warps
-from .pipeline.ring import load_async
+from .language.sections import cta_id, num_ctas, sync, warp_id, warpgroup, warps
+from .language.transfers import (
+    copy,
+    copy_async,
+    copy_commit,
+    copy_wait,
+    load_async,
+    load_bulk,
+    prefetch,
+    store_add_async,
+    store_async,
+    store_bulk,
+    store_max_async,
+    store_min_async,
+    store_wait,
+)
 from .pipeline.scheduler import Schedule, grouped, row_major, sequence_first
 from .pipeline.templates import lcf
-from .tiles import gl, rt, rv, st
+from .tiles import gl, inout, rt, rv, st, sv
 
 # isort: split
 # Kernels are written against the names above.
@@ -96,15 +130,29 @@ __all__ = [
     "ArchError",
     "as_a",
     "attention",
+    "barrier",
+    "barrier_arrive",
+    "barrier_sync",
+    "barriers",
     "bf16",
     "cast",
     "cdiv",
+    "cluster",
+    "cluster_arrive",
+    "cluster_id",
+    "cluster_rank",
+    "cluster_sync",
+    "cluster_wait",
     "col_absmax",
     "col_max",
     "col_min",
     "col_prod",
     "col_sum",
     "copy",
+    "copy_async",
+    "copy_commit",
+    "copy_to_peer",
+    "copy_wait",
     "cta_id",
     "DType",
     "DTypeError",
@@ -112,17 +160,23 @@ __all__ = [
     "DTypeVar",
     "e4m3",
     "e5m2",
+    "elected",
     "empty",
     "exp",
     "exp2",
     "f16",
     "f32",
+    "fence",
+    "fence_async",
     "fill",
     "fma",
     "full",
     "gl",
+    "grid_launch",
+    "grid_wait",
     "grouped",
     "inline",
+    "inout",
     "k_order",
     "kernel",
     "KernelFunction",
@@ -131,6 +185,7 @@ __all__ = [
     "lcf",
     "load",
     "load_async",
+    "load_bulk",
     "Loc",
     "log",
     "log2",
@@ -146,10 +201,13 @@ __all__ = [
     "mma_AtBt",
     "mma_wait",
     "mul",
+    "num_clusters",
     "num_ctas",
     "one_thread",
     "otherwise",
+    "peer",
     "permuted_k",
+    "prefetch",
     "range",
     "rcp",
     "reduce_vector",
@@ -176,6 +234,13 @@ __all__ = [
     "sqrt",
     "st",
     "store",
+    "store_add_async",
+    "store_async",
+    "store_bulk",
+    "store_max_async",
+    "store_min_async",
+    "store_wait",
+    "sv",
     "swap_layout",
     "sync",
     "SyncError",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..arch import Arch
 from ..errors import ResourceError, SyncError
 from ..ir import Kernel
+from ..ops.copies import CopyArrive
 from ..ops.sync import (
     MAX_ARRIVALS,
     AllocBarriers,
@@ -12,6 +13,7 @@ from ..ops.sync import (
     ArriveExpect,
     InitBarriers,
     NamedBarrier,
+    TestBarrier,
     WaitBarrier,
 )
 
@@ -25,8 +27,8 @@ def check_barriers(kernel: Kernel, arch: Arch) -> None:
     """
     ops = list(kernel.body.walk())
     initialised = {id(v) for op in ops if isinstance(op, InitBarriers) for v in op.barriers}
-    arrived = {id(op.barriers) for op in ops if isinstance(op, Arrive | ArriveExpect)}
-    waited = {id(op.barriers) for op in ops if isinstance(op, WaitBarrier)}
+    arrived = {id(op.barriers) for op in ops if isinstance(op, Arrive | ArriveExpect | CopyArrive)}
+    waited = {id(op.barriers) for op in ops if isinstance(op, WaitBarrier | TestBarrier)}
     for op in ops:
         if isinstance(op, AllocBarriers):
             _check_sides(op, initialised, arrived, waited)

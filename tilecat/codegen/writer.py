@@ -20,7 +20,6 @@ from ..ir import Block, Op, ScalarArg, Scope, TensorArg, Value
 from ..layouts import AccessPlan, MatrixDescriptor
 from ..ops.memory import AllocScratch
 from ..ptx import instructions as ptx
-from ..ptx import transfers
 from ..tiles import RegTileType, RegVecType, ScalarType
 from . import lanes
 from .module import ExtentParam, Param, PointerParam, ScalarParam, StrideParam, TensorMapParam
@@ -298,16 +297,13 @@ class Writer:
 
     def elected(self, scope: Scope) -> str | None:
         """Predicate that leaves one thread of the scope; None where one runs anyway."""
-        if scope is Scope.WARP:
-            return self._first("first_lane", self.lane())
-        if scope is Scope.CTA:
-            return self._first("first_thread", self.tid())
-        return None if scope is Scope.THREAD else self.lead()
-
-    def _first(self, key: str, number: str) -> str:
+        if scope in (Scope.THREAD, Scope.WARPGROUP):
+            return None if scope is Scope.THREAD else self.lead()
+        number = self.lane() if scope is Scope.WARP else self.tid()
         return self.local(
-            key, "pred", key, lambda r: self.line(ptx.alu("setp.eq.u32", r, number, 0))
-        )
+            ("first", scope), "pred", "first",
+            lambda r: self.line(ptx.alu("setp.eq.u32", r, number, 0)),
+        )  # fmt: skip
 
     def both(self, a: str | None, b: str | None) -> str | None:
         """Predicate for both of two predicates."""
@@ -469,15 +465,6 @@ class Writer:
         return self._param(
             ("pointer", arg.index), "b64", f"ptr_{arg.name}", lambda n: PointerParam(n, arg.index)
         )
-
-    def cache_policy(self, name: str) -> str | None:
-        """Register with an L2 cache policy; None for none."""
-        if not name:
-            return None
-        return self.invariant(
-            ("policy", name), "b64", name,
-            lambda r: self.line(transfers.create_policy(r, name)),
-        )  # fmt: skip
 
     def scalar_argument(self, arg: ScalarArg) -> str:
         """Register with a scalar argument."""

@@ -10,16 +10,12 @@ from ..errors import DTypeError, LayoutError
 from ..ir import Scope, Value
 from ..ops.convert import Cast
 from ..ops.elementwise import AllocRegisters, Fill, MaskTail
-from ..ops.global_memory import LoadGlobal, StoreGlobal
 from ..ops.inline import Inline
-from ..ops.memory import LoadShared, StoreShared
 from ..tiles import RegTileType, RegVecType
 from .scalars import Scalar, Var, operand_of, unary
 from .values import (
-    GlobalTile,
     Registers,
     RegTile,
-    RegVec,
     SharedTile,
     apply_map,
     registers_of,
@@ -28,7 +24,7 @@ from .values import (
 )
 
 
-def _held(kind: Any, name: str) -> Any:
+def held_by_scope(kind: Any, name: str) -> Any:
     """The type as the current scope holds it: over one warp or four.
 
     Raises:
@@ -60,17 +56,17 @@ def full(kind: RegTileType | RegVecType, value: Any) -> Any:
 
     Scope: warpgroup. PTX: `mov`, one a register.
     """
-    return wrap(add(Fill(_held(kind, "full"), operand_of(value, "full"))).result)
+    return wrap(add(Fill(held_by_scope(kind, "full"), operand_of(value, "full"))).result)
 
 
 def zeros(kind: RegTileType | RegVecType) -> Any:
     """A new register tile or vector of zeros. Scope: warpgroup."""
-    return full(kind, 0.0 if _held(kind, "zeros").dtype.is_float else 0)
+    return full(kind, 0.0 if held_by_scope(kind, "zeros").dtype.is_float else 0)
 
 
 def empty(kind: RegTileType | RegVecType) -> Any:
     """A new register tile or vector, undefined until written."""
-    return wrap(add(AllocRegisters(_held(kind, "empty"))).result)
+    return wrap(add(AllocRegisters(held_by_scope(kind, "empty"))).result)
 
 
 def fill(tile: Registers, value: Any) -> None:
@@ -195,65 +191,18 @@ def cast(tile: RegTile, dtype: DType, out: RegTile | None = None) -> RegTile:
     return out if out is not None else wrap(op.result)
 
 
-def _tile_of(value: Any, name: str) -> Value:
+def tile_of(value: Any, name: str) -> Value:
+    """The IR value of a register or shared tile, or of a pipeline's current one.
+
+    Raises:
+        LayoutError: anything else.
+    """
     inner = getattr(value, "tile", value)
     if callable(inner):
         inner = inner()
     if not isinstance(inner, SharedTile | RegTile):
         raise LayoutError(f"{name}: wanted a tile, got {value!r} ({type(value).__name__})")
     return inner.value
-
-
-def store(destination: Any, source: Any) -> None:
-    """Stores registers to a shared tile or straight to a global tensor.
-
-    A row vector or a tile reaches a tensor of any strides element by element, slowly: a pipeline's
-    output is the fast way. Elements outside the tensor are not written.
-
-    Args:
-        destination: a 64-row shared tile, or a place in a tensor: `C[row, col]`.
-        source: a register tile; for a place with one tiled axis, a row vector.
-
-    Scope: warpgroup. PTX: `stmatrix`, or `st`.
-    """
-    if not isinstance(destination, GlobalTile):
-        add(StoreShared(_tile_of(destination, "store"), _tile_of(source, "store")))
-    elif isinstance(source, RegVec):
-        coords = destination.coords(source.type.length)
-        add(StoreGlobal(source.value, coords, destination.arg))
-    else:
-        value = _registers(source, "store")
-        add(StoreGlobal(value, destination.coords(*value.type.shape), destination.arg))  # type: ignore[union-attr]
-
-
-def _registers(value: Any, name: str) -> Value:
-    if not isinstance(value, RegTile):
-        raise LayoutError(f"{name}: wanted a register tile, got {value!r}", hint="tc.load(tile)")
-    return value.value
-
-
-def load(
-    source: Any, kind: RegTileType | RegVecType | None = None, *, order: str = "row"
-) -> Any:
-    """A new register tile with the contents of a shared tile, or of a place in a tensor.
-
-    Args:
-        source: a 64-row shared tile, or a place: `A[row, col]`, `bias[col]`.
-        kind: for a place, the registers' type: `rt[f32, 64, 64]`, `rv[f32, 64]`. Elements outside
-            the tensor are zero. Any strides do, one load an element: a pipeline is the fast way.
-        order: for a shared tile, the fragment: "row", or "col" for the B operand of a warp's mma.
-
-    Scope: warpgroup. PTX: `ldmatrix`, or `ld`.
-    """
-    if not isinstance(source, GlobalTile):
-        return wrap(add(LoadShared(_tile_of(source, "load"), order)).result)
-    if not isinstance(kind, RegTileType | RegVecType):
-        raise LayoutError(
-            f"load: a place in a tensor needs the registers' type, got {kind!r}",
-            hint="tc.load(A[i, j], tc.rt[A.dtype, 64, 64])",
-        )
-    extents = kind.shape if isinstance(kind, RegTileType) else (kind.length,)
-    return wrap(add(LoadGlobal(_held(kind, "load"), source.coords(*extents), source.arg)).result)
 
 
 def inline(text: str, *operands: Any, writes: tuple[int, ...] = ()) -> None:

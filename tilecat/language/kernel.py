@@ -18,7 +18,7 @@ from ..ir import Block, Kernel, ScalarArg, TensorArg
 from ..ops.scalar import ScalarArgument
 from ..tiles import GlobalType
 from .scalars import Scalar
-from .values import GlobalTensor
+from .views import GlobalTensor
 
 
 @dataclass(frozen=True)
@@ -247,7 +247,8 @@ def _arguments(signature: Signature, spec: Specialization) -> list[TensorArg | S
         dtype = _resolve(kind.dtype, tensor.dtype)
         args.append(
             TensorArg(
-                name, index, GlobalType(dtype, kind.dims), tensor.order, tensor.tma, tensor.static
+                name, index, GlobalType(dtype, kind.dims, kind.inout), tensor.order, tensor.tma,
+                tensor.static,
             )
         )
     return args

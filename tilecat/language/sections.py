@@ -6,37 +6,41 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ..builder import Builder, add, assigned_name, current
-from ..errors import LayoutError, ScopeError
+from ..builder import Builder, add, current
+from ..errors import ScopeError
 from ..ir import Role, Scope
 from ..ops.control import RoleSection
-from ..ops.memory import AllocShared, ViewShared
-from ..ops.scalar import SpecialRegister, WarpIndex
+from ..ops.scalar import SpecialRegister, WarpgroupIndex, WarpIndex
 from ..ops.sync import FenceAsync, NamedBarrier, WarpSync
-from ..tiles import SharedTileType
 from .scalars import Scalar, binary, operand_of
-from .values import SharedTile
 
 WARPGROUP_THREADS = 128
 
 
 @contextmanager
-def warpgroup() -> Iterator[None]:
+def warpgroup(count: int = 1) -> Iterator[Scalar]:
     """`with tc.warpgroup():` the body of a kernel whose CTAs are one warpgroup of 128 threads.
 
     It is the kernel's last statement, and takes the place of a pipeline. CTAs share work by
     `tc.cta_id()` and `tc.num_ctas()`.
+
+    Args:
+        count: warpgroups of a CTA, 1 to 8; each executes the body, and `as number` tells which
+            it is.
     """
     builder = current()
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= 8:
+        raise ScopeError(f"tc.warpgroup: a CTA has 1 to 8 warpgroups, got {count!r}")
     if any(isinstance(op, RoleSection) for op in builder.kernel.body.ops):
         raise ScopeError("tc.warpgroup: a kernel has one such block, got another")
     body = builder.child()
-    last = WARPGROUP_THREADS - 1
+    builder.kernel.threads = count * WARPGROUP_THREADS
+    last = builder.kernel.threads - 1
     op = builder.add(RoleSection("warpgroup", 0, last, None, False, body))
     builder.kernel.roles.append(Role(0, last, "warpgroup"))
     builder.finalizers.append(lambda: _check_alone(builder, op))
     with builder.within(body, Scope.WARPGROUP):
-        yield
+        yield Scalar(add(WarpgroupIndex()).result) if count > 1 else 0  # type: ignore[misc]
 
 
 @contextmanager
@@ -73,40 +77,6 @@ def _check_alone(builder: Builder, section: Any) -> None:
         raise ScopeError(
             "tc.warpgroup: is the kernel's last statement, got code after it", loc=late.loc
         )
-
-
-class SharedTiles:
-    """Several shared tiles of one type: `tiles[i]`, with a run-time index too."""
-
-    def __init__(self, op: AllocShared):
-        self.op = op
-
-    def __len__(self) -> int:
-        """How many."""
-        return self.op.copies
-
-    def __getitem__(self, index: Any) -> SharedTile:
-        """Tile `index`."""
-        if isinstance(index, int) and not 0 <= index < self.op.copies:
-            raise LayoutError(f"shared: {self.op.copies} tiles, got index={index}")
-        place = operand_of(index, "shared")
-        view = ViewShared(self.op.result, place, self.op.stride_bytes, self.op.tile)
-        return SharedTile(add(view).result)
-
-
-def shared(kind: SharedTileType, count: int | None = None) -> Any:
-    """A tile in shared memory, undefined until written; with a count, that many, to index."""
-    if not isinstance(kind, SharedTileType):
-        raise LayoutError(
-            f"shared: wanted a shared tile's type, got {kind!r} ({type(kind).__name__})",
-            hint="tc.shared(tc.st[tc.bf16, 64, 64])",
-        )
-    name = assigned_name(current().loc()) or "shared"
-    if count is None:
-        return SharedTile(add(AllocShared(kind, name)).result)
-    op = AllocShared(kind, name, count)
-    add(op)
-    return SharedTiles(op)
 
 
 def sync() -> None:

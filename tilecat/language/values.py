@@ -1,4 +1,4 @@
-"""Tiles, vectors and global tensors as users hold them inside a kernel."""
+"""Tiles and vectors as users hold them inside a kernel."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ from typing import Any
 from ..builder import add
 from ..dtypes import DType
 from ..errors import LayoutError, ScopeError
-from ..ir import TensorArg, Value
+from ..ir import Value
 from ..ops.elementwise import Map
 from ..ops.memory import ViewShared
-from ..ops.scalar import Extent, require_s32
 from ..ops.views import ViewRegisters, part_registers
-from ..tiles import RegTileType, RegVecType, SharedTileType
-from .scalars import Scalar, TileOperand, binary, named, operand_of
+from ..tiles import PeerType, RegTileType, RegVecType, SharedTileType, SharedVecType
+from .scalars import Scalar, TileOperand, operand_of
 
 
 def source_of(value: Any, name: str) -> Any:
     """The IR operand behind a tile, vector, scalar or number."""
-    if isinstance(value, Registers | SharedTile):
+    if isinstance(value, Registers | SharedTile | SharedVec):
         return value.value
     return operand_of(value, name)
 
@@ -200,6 +199,7 @@ class RegVec(Registers):
     """A register vector: one value a row or column of a register tile."""
 
     __slots__ = ()
+    is_index_vector = True  # of s32, it may stand for an index of a global tensor
 
     @property
     def type(self) -> RegVecType:
@@ -249,88 +249,47 @@ class SharedTile(_NoPythonValue):
         return str(self.type)
 
 
-class GlobalTensor:
-    """A tensor argument inside a kernel.
+class SharedVec(_NoPythonValue):
+    """A vector in shared memory."""
 
-    Extents are run-time scalars, or ints where a compile-time parameter fixes them.
-    """
+    __slots__ = ("value",)
 
-    __slots__ = ("arg",)
-
-    def __init__(self, arg: TensorArg):
-        self.arg = arg
+    def __init__(self, value: Value):
+        self.value = value
 
     @property
-    def dtype(self) -> DType:
-        """Element type of this specialisation."""
-        assert isinstance(self.arg.type.dtype, DType), "resolved before tracing"
-        return self.arg.type.dtype
-
-    @property
-    def order(self) -> str:
-        """"row" when the last axis is contiguous in memory, "col" when the one before it is."""
-        return self.arg.order
+    def type(self) -> SharedVecType:
+        """Its dtype and length."""
+        assert isinstance(self.value.type, SharedVecType), "a shared vector"
+        return self.value.type
 
     def __repr__(self) -> str:
-        """Its name and type."""
-        return f"{self.arg.name}: {self.arg.type}"
+        """Its type."""
+        return str(self.type)
 
-    def size(self, dim: int) -> Any:
-        """Extent of an axis, in elements; negative counts from the last."""
-        rank = self.arg.type.rank
-        if not isinstance(dim, int) or not -rank <= dim < rank:
-            raise LayoutError(f"{self.arg.name}.size: an axis of {self}, got dim={dim!r}")
-        dim = dim % self.arg.type.rank
-        static = self.arg.static[dim] if self.arg.static else None
-        return static if static is not None else Scalar(add(Extent(self.arg, dim)).result)
+
+class PeerTile(_NoPythonValue):
+    """A shared tile or vector of another CTA of the cluster.
+
+    Attributes:
+        rank: which CTA.
+    """
+
+    __slots__ = ("value", "rank")
+
+    def __init__(self, value: Value, rank: Any):
+        self.value = value
+        self.rank = rank
 
     @property
-    def rows(self) -> Any:
-        """Extent of the axis before the last."""
-        return self.size(-2)
+    def type(self) -> PeerType:
+        """What it is there."""
+        assert isinstance(self.value.type, PeerType), "a peer's"
+        return self.value.type
 
-    @property
-    def cols(self) -> Any:
-        """Extent of the last axis."""
-        return self.size(-1)
-
-    def __getitem__(self, index: Any) -> GlobalTile:
-        """The tile at tile coordinates (last two axes) and element coordinates (the others)."""
-        items = index if isinstance(index, tuple) else (index,)
-        if len(items) != self.arg.type.rank:
-            raise LayoutError(
-                f"{self.arg.name}: one index an axis, got {len(items)} for {self.arg.type}",
-                hint=f"{self.arg.name}[{', '.join(str(d).lower() for d in self.arg.type.dims)}]",
-            )
-        for item in items:
-            if isinstance(item, slice):
-                raise LayoutError(
-                    f"{self.arg.name}: an index is one tile coordinate, got a slice",
-                    hint=f"{self.arg.name}[row, col]: the tile it meets decides the extents",
-                )
-            require_s32(self.arg.name, operand_of(item, self.arg.name))
-        return GlobalTile(self.arg, items)
-
-
-class GlobalTile:
-    """A place in a global tensor; the tile it meets decides its shape."""
-
-    __slots__ = ("arg", "index")
-
-    def __init__(self, arg: TensorArg, index: tuple[Any, ...]):
-        self.arg = arg
-        self.index = index
-
-    def coords(self, *extents: int) -> tuple[Any, ...]:
-        """Element coordinates, given the tile's extents along the last axes."""
-        first = len(self.index) - len(extents)
-        dims, found = self.arg.type.dims, []
-        for axis, item in enumerate(self.index):
-            if axis >= first:
-                place = f"{self.arg.name}_at_{dims[axis]}"
-                item = named(binary("mul", item, extents[axis - first]), place)
-            found.append(operand_of(item, self.arg.name))
-        return tuple(found)
+    def __repr__(self) -> str:
+        """Its type."""
+        return str(self.type)
 
 
 def wrap(value: Value) -> Any:
@@ -341,6 +300,8 @@ def wrap(value: Value) -> Any:
         return RegVec(value)
     if isinstance(value.type, SharedTileType):
         return SharedTile(value)
+    if isinstance(value.type, SharedVecType):
+        return SharedVec(value)
     return Scalar(value)
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from ..ir import Op
-from .control import OneThread, Range, RoleSection, When
+from .cluster import ClusterBarrier, CopyToPeer, GridDependency, LoadPeer, PeerShared, StorePeer
+from .control import Elected, OneThread, Range, RoleSection, When
 from .convert import Cast
+from .copies import CopyArrive, CopyAsync, CopyByThreads, CopyGroup
 from .elementwise import AllocRegisters, Fill, Map, MaskTail
-from .global_memory import LoadGlobal, StoreGlobal
+from .global_memory import LoadGlobal, LoadScalar, StoreGlobal, StoreScalar
 from .inline import Inline
 from .memory import AllocScratch, AllocShared, LoadShared, StoreShared, ViewShared
 from .mma import Mma, MmaWait
@@ -29,25 +31,33 @@ from .scalar import (
     WarpgroupIndex,
     WarpIndex,
 )
+from .shared_vectors import LoadVector, StoreVector
 from .sync import (
     AllocBarriers,
     Arrive,
     ArriveExpect,
+    Fence,
     FenceAsync,
     InitBarriers,
     NamedBarrier,
+    TestBarrier,
     WaitBarrier,
     WarpSync,
 )
-from .tma import BulkWait, CopyByThreads, TmaLoad, TmaStore
+from .tma import BulkLoad, BulkStore, BulkWait, TmaLoad, TmaPrefetch, TmaStore
 from .views import ViewRegisters
 
 ALL_OPS: tuple[type[Op], ...] = (
     SpecialRegister, WarpgroupIndex, WarpIndex, Extent, ScalarArgument, Binary, Unary, Compare, Not,
-    Select, ConvertScalar, NewVar, GetVar, SetVar, Range, When, OneThread, RoleSection,
-    AllocBarriers, InitBarriers, Arrive, ArriveExpect, WaitBarrier, NamedBarrier, FenceAsync,
-    WarpSync, AllocShared, AllocScratch, ViewShared, StoreShared, LoadShared, LoadGlobal,
-    StoreGlobal, TmaLoad, TmaStore, BulkWait, CopyByThreads, Mma, WarpMma, MmaWait, ViewRegisters,
+    Select, ConvertScalar, NewVar, GetVar, SetVar, Range, When, OneThread, Elected, RoleSection,
+    AllocBarriers, InitBarriers, Arrive, ArriveExpect, WaitBarrier, TestBarrier, NamedBarrier,
+    FenceAsync, Fence, WarpSync, ClusterBarrier, GridDependency,
+    AllocShared, AllocScratch, ViewShared, StoreShared, LoadShared,
+    LoadVector, StoreVector, PeerShared, CopyToPeer, StorePeer, LoadPeer,
+    LoadGlobal, StoreGlobal, LoadScalar, StoreScalar,
+    TmaLoad, TmaStore, TmaPrefetch, BulkWait, BulkLoad, BulkStore,
+    CopyByThreads, CopyAsync, CopyGroup, CopyArrive,
+    Mma, WarpMma, MmaWait, ViewRegisters,
     ChangeLayout, AllocRegisters, Map, Fill, MaskTail, Reduce, ReduceVector, Total, Cast, Inline,
 )  # fmt: skip
 

@@ -8,10 +8,9 @@ from typing import Any, ClassVar
 from ..errors import LayoutError
 from ..ir import TILE_SCOPES, Access, Effect, Op, Scope, Value, attribute, operand
 from ..layouts import AccessPlan, plan_access
-from ..ptx import instructions as ptx
 from ..ptx import transfers
 from ..tiles import PeerType, RegTileType, SharedTileType, SharedVecType, TileType
-from .memory import registers_of_access
+from .memory import plain_access, registers_of_access
 from .scalar import Operand
 from .sync import peer_address
 
@@ -64,7 +63,8 @@ class PeerShared(Op):
     def emit(self, w: Any) -> None:
         """`mapa`."""
         mine = w.materialize(w.address(self.tile))
-        w.place_at(self.result, peer_address(w, mine, self.rank))
+        there = w.address(self.tile)._replace(base=peer_address(w, mine, self.rank), offset=0)
+        w.place(self.result, there)
 
 
 @dataclass(eq=False)
@@ -155,7 +155,7 @@ class StorePeer(Op):
         addresses = w.access_addresses(self.peer, plan)
         for access, address in zip(plan.accesses, addresses, strict=True):
             part = registers_of_access(w.regs(self.register), kind, access, plan)
-            w.line(transfers.st_cluster(*_plain(kind, address, part)))
+            w.line(transfers.st_cluster(*plain_access(kind, address, part)))
 
 
 @dataclass(eq=False)
@@ -187,13 +187,5 @@ class LoadPeer(Op):
         addresses = w.access_addresses(self.peer, plan)
         for access, address in zip(plan.accesses, addresses, strict=True):
             part = registers_of_access(w.regs(self.result), self.kind, access, plan)
-            suffix, place, target = _plain(self.kind, address, part)
+            suffix, place, target = plain_access(self.kind, address, part)
             w.line(transfers.ld_cluster(suffix, target, place))
-
-
-def _plain(kind: RegTileType, address: str, registers: tuple[str, ...]) -> tuple[str, str, str]:
-    """Type suffix, address and registers of a plain access."""
-    base = "f32" if kind.dtype.name == "f32" else "b32"
-    if len(registers) == 1:
-        return base, address, registers[0]
-    return f"v{len(registers)}.{base}", address, ptx.vector(registers)

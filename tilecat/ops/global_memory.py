@@ -18,7 +18,18 @@ from ..errors import DTypeError, LayoutError
 from ..ir import TILE_SCOPES, Access, Effect, Op, Scope, TensorArg, Value, attribute, operand
 from ..ptx import instructions as ptx
 from ..tiles import RegTileType, RegVecType, ScalarType, TileType
-from .places import BROADCAST, Bounds, Place, Steps, element_address, inside, owner, place_of, window
+from .places import (
+    BROADCAST,
+    Bounds,
+    Place,
+    Steps,
+    element_address,
+    held,
+    inside,
+    owner,
+    place_of,
+    window,
+)
 from .scalar import Operand, require_s32
 
 SCALARS = ("f32", "s32", "u32")
@@ -320,7 +331,7 @@ class StoreGlobal(GlobalAccess):
         per = 32 // tile.dtype.bits
         for index, register in enumerate(registers):
             for part, step in zip(split(w, register, per), steps[per * index :], strict=False):
-                mask = w.both(place.mask(step), mine)
+                mask = w.both(w.both(place.mask(step), mine), held(w, tile, index))
                 w.line(ptx.st_global(kind, place.address(step), part), pred=mask)
 
 
@@ -364,7 +375,8 @@ class LoadScalar(Op):
 
     def emit(self, w: Any) -> None:
         """A masked `ld.global`."""
-        dtype, register = self.result.type.dtype, w.define(self.result)  # type: ignore[union-attr]
+        dtype, register = self.arg.type.dtype, w.define(self.result)
+        assert isinstance(dtype, dtypes.DType), "resolved before tracing"
         kind = "f32" if dtype.name == "f32" else "b32"
         w.line(ptx.alu(f"mov.{kind}", register, number_text(self.fill, dtype)))
         address = element_address(w, self.arg, self.coords)

@@ -14,7 +14,7 @@ from ..layouts import Access, AccessPlan, bank_conflicts, ideal_wavefronts, plan
 from ..layouts.access import MATRIX_ROWS
 from ..layouts.banks import WARP
 from ..ptx import instructions as ptx
-from ..tiles import BytesType, RegTileType, SharedTileType, TileType
+from ..tiles import BytesType, RegTileType, SharedTileType, SharedVecType, TileType
 from .elements import PACK, pack
 from .scalar import Operand
 
@@ -32,7 +32,7 @@ class AllocShared(Op):
         per_stage: how many of them make one stage of a ring (0: not in a ring).
     """
 
-    tile: SharedTileType = attribute()
+    tile: SharedTileType | SharedVecType = attribute()
     name: str = attribute()
     copies: int = attribute(default=1)
     per_stage: int = attribute(default=0)
@@ -81,7 +81,7 @@ class ViewShared(Op):
     tile: Value = operand()
     index: Operand = operand()
     stride_bytes: int = attribute()
-    kind: SharedTileType = attribute()
+    kind: SharedTileType | SharedVecType = attribute()
 
     def infer(self) -> tuple[TileType, ...]:
         """The view's type."""
@@ -134,15 +134,18 @@ def requests_of(plan: AccessPlan, matrix: str, plain: str) -> tuple[SharedReques
     return tuple(found)
 
 
-def _registers_of(
+def registers_of_access(
     registers: tuple[str, ...], kind: RegTileType, access: Access, plan: AccessPlan
 ) -> tuple[str, ...]:
+    """The registers that one access of a plan moves."""
     per_register = 32 // kind.dtype.bits
     first = access.index // per_register
     return registers[first : first + plan.elements // per_register]
 
 
-def _plain(kind: RegTileType, address: str, registers: tuple[str, ...]) -> tuple[str, str, str]:
+def plain_access(
+    kind: RegTileType, address: str, registers: tuple[str, ...]
+) -> tuple[str, str, str]:
     """Type suffix, address and registers of `ld.shared` and `st.shared`."""
     base = "f32" if kind.dtype.name == "f32" else "b32"
     if len(registers) == 1:
@@ -214,11 +217,11 @@ class StoreShared(Op):
                 part = tuple(w.new("b32", "packed") for _ in range(plan.elements // 2))
                 pack(w, self._stored().dtype, elements, part)
             else:
-                part = _registers_of(registers, self._stored(), access, plan)
+                part = registers_of_access(registers, self._stored(), access, plan)
             if plan.kind == "matrix":
                 w.line(ptx.stmatrix(address, part, transpose=plan.trans))
             else:
-                w.line(ptx.st_shared(*_plain(self._stored(), address, part)))
+                w.line(ptx.st_shared(*plain_access(self._stored(), address, part)))
 
 
 @dataclass(eq=False)
@@ -271,9 +274,9 @@ class LoadShared(Op):
         assert isinstance(kind, RegTileType), "inferred"
         addresses = w.access_addresses(self.shared, plan)
         for access, address in zip(plan.accesses, addresses, strict=True):
-            part = _registers_of(w.regs(self.result), kind, access, plan)
+            part = registers_of_access(w.regs(self.result), kind, access, plan)
             if plan.kind == "matrix":
                 w.line(ptx.ldmatrix(part, address, transpose=plan.trans))
             else:
-                suffix, place, target = _plain(kind, address, part)
+                suffix, place, target = plain_access(kind, address, part)
                 w.line(ptx.ld_shared(suffix, target, place))

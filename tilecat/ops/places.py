@@ -10,6 +10,7 @@ import numpy as np
 from ..dtypes import DType
 from ..ir import TensorArg, Value
 from ..ptx import instructions as ptx
+from ..ptx import transfers
 from ..tiles import RegTileType, RegVecType
 from .elementwise import element_sources
 from .scalar import Operand
@@ -32,6 +33,17 @@ def number(w: Any, value: Operand) -> str:
     register = w.new("b32", "number")
     w.line(ptx.alu("mov.b32", register, int(value)))
     return str(register)
+
+
+def cache_policy(w: Any, name: str) -> str | None:
+    """Register with an L2 cache policy; None for none."""
+    if not name:
+        return None
+    return str(
+        w.invariant(
+            ("policy", name), "b64", name, lambda r: w.line(transfers.create_policy(r, name))
+        )
+    )
 
 
 def element_address(w: Any, arg: TensorArg, coords: tuple[Operand, ...]) -> str:
@@ -256,3 +268,16 @@ def owner(w: Any, kind: RegTileType | RegVecType) -> str | None:
     else:
         w.line(ptx.alu("setp.lt.u32", mine, w.rank(kind.warps), 4))
     return str(mine)
+
+
+def held(w: Any, kind: RegTileType | RegVecType, index: int) -> str | None:
+    """Predicate: this thread's value `index` exists; the last round of a plain vector may not."""
+    if isinstance(kind, RegTileType) or kind.axis != "plain":
+        return None
+    threads = 32 * kind.warps
+    left = kind.length - index * threads
+    if left >= threads:
+        return None
+    test = w.new("pred", "held")
+    w.line(ptx.alu("setp.lt.u32", test, w.rank(kind.warps), left))
+    return str(test)

@@ -10,6 +10,7 @@ from ..ir import Access, Effect, Op, Scope, TensorArg, Value, attribute, operand
 from ..ptx import instructions as ptx
 from ..ptx import transfers
 from ..tiles import SharedTileType, SharedVecType
+from .places import cache_policy, element_address
 from .scalar import Operand
 
 MAX_BOX = 256  # elements an axis of one transfer (cuda.h, cuTensorMapEncodeTiled)
@@ -188,8 +189,9 @@ class TmaLoad(TileTransfer):
 
     def emit(self, w: Any) -> None:
         """One `cp.async.bulk.tensor` a box."""
-        placed, barrier = self.placed(w), w.barrier(self.barriers, self.index)
-        mask, policy = self._mask(w), w.cache_policy(self.cache)
+        barrier = w.barrier(self.barriers, self.index)
+        placed = self.placed(w)
+        mask, policy = self._mask(w), cache_policy(w, self.cache)
         for tensor_map, coords, address in placed:
             text = transfers.tma_load(
                 address, tensor_map, coords, barrier, mask=mask, policy=policy
@@ -240,7 +242,7 @@ class TmaStore(TileTransfer):
 
     def emit(self, w: Any) -> None:
         """One `cp.async.bulk.tensor` a box, then the group's commit."""
-        placed, policy = self.placed(w), w.cache_policy(self.cache)
+        placed, policy = self.placed(w), cache_policy(w, self.cache)
         pred = w.elected(self.scope)
         for tensor_map, coords, address in placed:
             text = transfers.tma_store(
@@ -277,7 +279,7 @@ class TmaPrefetch(Op):
 
     def emit(self, w: Any) -> None:
         """One `cp.async.bulk.prefetch.tensor` a box."""
-        policy, pred = w.cache_policy(self.cache), w.elected(self.scope)
+        policy, pred = cache_policy(w, self.cache), w.elected(self.scope)
         for box in boxes_of(self.arg, self.kind, self.axes):
             swizzle = self.kind.layout.swizzle_bytes
             tensor_map = w.tensor_map(self.arg, box.dims, box.extents, swizzle)
@@ -358,8 +360,8 @@ class BulkLoad(BulkTransfer):
 
     def emit(self, w: Any) -> None:
         """`cp.async.bulk`, global to shared."""
-        source, target = w.element_address(self.arg, self.coords), w.text(w.address(self.vector))
-        barrier, policy = w.barrier(self.barriers, self.index), w.cache_policy(self.cache)
+        source, target = element_address(w, self.arg, self.coords), w.text(w.address(self.vector))
+        barrier, policy = w.barrier(self.barriers, self.index), cache_policy(w, self.cache)
         text = transfers.bulk_load(target, source, self.num_bytes, barrier, policy=policy)
         w.line(text, pred=w.elected(self.scope))
 
@@ -383,12 +385,12 @@ class BulkStore(BulkTransfer):
     def emit(self, w: Any) -> None:
         """`cp.async.bulk` or `cp.reduce.async.bulk`, shared to global, and the commit."""
         assert isinstance(self.vector.type, SharedVecType), "checked by the caller"
-        target, source = w.element_address(self.arg, self.coords), w.text(w.address(self.vector))
+        target, source = element_address(w, self.arg, self.coords), w.text(w.address(self.vector))
         dtype = self.vector.type.dtype.name
         reduce = self.reduce
         if reduce:
             reduce += f".noftz.{dtype}" if dtype in ("f16", "bf16") else f".{dtype}"
-        policy, pred = w.cache_policy(self.cache), w.elected(self.scope)
+        policy, pred = cache_policy(w, self.cache), w.elected(self.scope)
         text = transfers.bulk_store(target, source, self.num_bytes, reduce=reduce, policy=policy)
         w.line(text, pred=pred)
         w.line(ptx.bulk_commit_group(), pred=pred)

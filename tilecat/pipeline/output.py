@@ -7,11 +7,14 @@ from typing import Any
 from ..builder import add
 from ..errors import LayoutError
 from ..language.scalars import binary, named, operand_of
-from ..language.values import GlobalTile, RegTile
+from ..language.transfers import moves_chunks
+from ..language.values import RegTile, SharedTile
+from ..language.views import GlobalTile, Region
+from ..ops.copies import CopyByThreads
 from ..ops.memory import AllocShared, StoreShared, ViewShared
 from ..ops.scalar import Binary
 from ..ops.sync import FenceAsync, NamedBarrier
-from ..ops.tma import BulkWait, CopyByThreads, TmaStore
+from ..ops.tma import BulkWait, TmaStore
 from ..tiles import SharedTileType
 
 CONSUMER_THREADS = 128
@@ -58,15 +61,12 @@ class Output:
                 f"output.store: {destination.arg.name} holds {destination.arg.type.dtype}, "
                 f"got an output of {self.kind}"
             )
-        coords = destination.coords(*self.kind.shape)
+        region = destination.region(*self.kind.shape)
         for index in range(self.num_panels):
-            self._store_panel(destination, tile, coords, index)
+            self._store_panel(region, tile, index)
 
-    def _store_panel(
-        self, destination: GlobalTile, tile: RegTile, coords: tuple[Any, ...], index: int
-    ) -> None:
-        arg = destination.arg
-        by_tma = arg.tma and arg.order == "row"
+    def _store_panel(self, region: Region, tile: RegTile, index: int) -> None:
+        by_tma = region.tma and region.order == "row"
         number = operand_of(named(binary("add", self.consumer, 1), "barrier"))
         first = named(binary("mul", self.consumer, self.buffers), "buffer")
         position = named(binary("add", first, index % self.buffers), "buffer")
@@ -79,14 +79,18 @@ class Output:
             add(BulkWait(self._pending(index)))
         add(NamedBarrier(number, CONSUMER_THREADS))
         add(StoreShared(view, tile.value, index * self.panel.cols, rounds=True))
-        place = (*coords[:-1], self._shift(coords[-1], index * self.panel.cols))
+        place, along = list(region.coords), region.axes[-1]
+        place[along] = self._shift(place[along], index * self.panel.cols)
         if by_tma:
             add(FenceAsync())
         add(NamedBarrier(number, CONSUMER_THREADS))
         if by_tma:
-            add(TmaStore(view, place, arg))
+            add(TmaStore(view, tuple(place), region.arg, axes=region.axes))
         else:
-            add(CopyByThreads(view, place, arg, store=True))
+            add(CopyByThreads(
+                view, tuple(place), region.arg, axes=region.axes, bounds=region.bounds,
+                chunks=moves_chunks(SharedTile(view), region), store=True,
+            ))  # fmt: skip
 
     def _pending(self, index: int) -> int:
         """Store groups that may be left when panel `index` takes its buffer.

@@ -18,10 +18,13 @@ from ..builder import add, current
 from ..errors import LayoutError, ScopeError, SyncError
 from ..ir import Scope
 from ..language.scalars import Var, binary, named, operand_of, select, var
-from ..language.values import GlobalTile, SharedTile
+from ..language.transfers import check_meets, moves_chunks
+from ..language.values import SharedTile
+from ..language.views import GlobalTile
+from ..ops.copies import CopyByThreads
 from ..ops.memory import AllocShared, ViewShared
 from ..ops.sync import AllocBarriers, Arrive, ArriveExpect, FenceAsync, WaitBarrier
-from ..ops.tma import CopyByThreads, TmaLoad
+from ..ops.tma import TmaLoad
 from ..tiles import SharedTileType
 
 PRODUCER_THREADS = 128
@@ -185,23 +188,23 @@ class Ring:
 
     def fill(self, tile: SharedTile, source: GlobalTile, index: Any = None) -> None:
         """One tile's load: by TMA, or by all threads of the producer where TMA cannot reach."""
-        kind, arg = tile.type, source.arg
-        if kind.order != arg.order and arg.tma:
-            raise LayoutError(
-                f"load_async: {arg.name} is {arg.order}-ordered in memory, got a tile {kind}",
-                hint=f"st[{kind.dtype.name}, {kind.rows}, {kind.cols}, {arg.name}.order]",
-            )
-        if kind.dtype != arg.type.dtype:
-            raise LayoutError(f"load_async: {arg.name} holds {arg.type.dtype}, got a tile {kind}")
-        coords = source.coords(kind.rows, kind.cols)
+        kind = tile.type
         barrier = operand_of(self.stage if index is None else index)
-        if arg.tma:
-            op = add(TmaLoad(tile.value, coords, arg, self.full.result, barrier))
-            assert isinstance(op, TmaLoad), "not a duplicate: it has effects"
+        region = source.region(kind.rows, kind.cols)
+        check_meets("load_async", kind, region)
+        if region.tma:
+            op = TmaLoad(
+                tile.value, region.coords, region.arg, barriers=self.full.result, index=barrier,
+                axes=region.axes,
+            )  # fmt: skip
+            add(op)
             self.tx_bytes += op.num_bytes
         else:
             self.by_threads = True
-            add(CopyByThreads(tile.value, coords, arg))
+            add(CopyByThreads(
+                tile.value, region.coords, region.arg, axes=region.axes, bounds=region.bounds,
+                chunks=moves_chunks(tile, region),
+            ))  # fmt: skip
 
     def finish_step(self) -> None:
         """After the load hole: bytes and arrivals are known; on to the next stage."""
@@ -319,24 +322,3 @@ class ScratchSlot:
         announced = ring._announce(self.index)
         ring.fill(self.scratch.view(self.index), source, self.index)
         ring.settle(announced, self.index)
-
-
-def load_async(destination: Any, source: GlobalTile) -> None:
-    """Loads a tile of a global tensor into a pipeline's input or scratch tile, asynchronously.
-
-    Args:
-        destination: an input (or `input[i]`) of a pipeline, or `scratch[i]`.
-        source: `A[row, col]`: tile coordinates on the last two axes, elements on the others.
-
-    Elements outside the tensor read as zero. Scope: the load holes of a pipeline. PTX:
-    `cp.async.bulk.tensor` (ISA 9.7.9.27.1.2), or a masked copy by the producer's threads where
-    strides or alignment rule TMA out.
-    """
-    if not isinstance(source, GlobalTile):
-        raise LayoutError(f"load_async: the source is a place in a tensor, got {source!r}",
-                          hint="tc.load_async(a, A[row, k])")
-    if not hasattr(destination, "load"):
-        raise LayoutError(
-            f"load_async: the destination is an input or scratch tile, got {destination!r}"
-        )
-    destination.load(source)

@@ -259,7 +259,8 @@ class Lcf:
         return range_(first, self.tasks.count, step)
 
     def _producer(self, first_thread: int) -> None:
-        if all(getattr(arg, "tma", True) for arg in self.builder.kernel.args):
+        kernel = self.builder.kernel
+        if all(getattr(arg, "tma", True) for arg in kernel.args) and "views" not in kernel.facts:
             with one_thread(first_thread):
                 self._produce()
         else:

@@ -1,0 +1,17 @@
+"""Memory, views and synchronisation by hand on the PTX machine, against NumPy."""
+
+from __future__ import annotations
+
+import pytest
+from memory_cases import MemoryCase, run_on_machine
+
+from .barriers import CASES as BARRIERS
+from .clusters import CASES as CLUSTERS
+from .transfers import CASES as TRANSFERS
+
+CASES = (*BARRIERS, *CLUSTERS, *TRANSFERS)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_memory_case(case: MemoryCase):
+    run_on_machine(case)

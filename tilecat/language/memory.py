@@ -1,0 +1,169 @@
+"""Shared memory, and registers from and to shared memory, tensors and peers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..builder import add, assigned_name, current
+from ..dtypes import DType
+from ..errors import DTypeError, LayoutError
+from ..ir import Value
+from ..ops.cluster import LoadPeer, StorePeer
+from ..ops.global_memory import LoadGlobal, LoadScalar, StoreGlobal, StoreScalar
+from ..ops.memory import AllocShared, LoadShared, StoreShared, ViewShared
+from ..ops.shared_vectors import LoadVector, StoreVector
+from ..tiles import RegTileType, RegVecType, SharedTileType, SharedVecType
+from .functions import held_by_scope, tile_of
+from .scalars import Scalar, operand_of
+from .values import PeerTile, Registers, RegTile, RegVec, SharedVec, wrap
+from .views import GlobalTile
+
+
+class SharedTiles:
+    """Several shared tiles or vectors of one type: `tiles[i]`, with a run-time index too."""
+
+    def __init__(self, op: AllocShared):
+        self.op = op
+
+    def __len__(self) -> int:
+        """How many."""
+        return self.op.copies
+
+    def __getitem__(self, index: Any) -> Any:
+        """Tile `index`."""
+        if isinstance(index, int) and not 0 <= index < self.op.copies:
+            raise LayoutError(f"shared: {self.op.copies} tiles, got index={index}")
+        place = operand_of(index, "shared")
+        view = ViewShared(self.op.result, place, self.op.stride_bytes, self.op.tile)
+        return wrap(add(view).result)
+
+
+def shared(kind: SharedTileType | SharedVecType, count: int | None = None) -> Any:
+    """A tile or vector in shared memory, undefined until written; with a count, that many.
+
+    Args:
+        kind: `st[dtype, rows, cols]` or `sv[dtype, length]`.
+        count: how many, to index; None for one.
+    """
+    if not isinstance(kind, SharedTileType | SharedVecType):
+        raise LayoutError(
+            f"shared: wanted a shared tile's type, got {kind!r} ({type(kind).__name__})",
+            hint="tc.shared(tc.st[tc.bf16, 64, 64])",
+        )
+    name = assigned_name(current().loc()) or "shared"
+    if count is None:
+        return wrap(add(AllocShared(kind, name)).result)
+    op = AllocShared(kind, name, count)
+    add(op)
+    return SharedTiles(op)
+
+
+# ---- registers
+
+
+def load(
+    source: Any, kind: Any = None, *, order: str = "row", fill: float = 0
+) -> Any:
+    """A new register tile, vector or scalar, from shared memory, a tensor or a peer.
+
+    Args:
+        source: a shared tile or vector, one of a peer (`tc.peer`), or a place in a tensor:
+            `A[row, col]`, `A[rows, col]` with an s32 vector of rows to gather, `starts[b]`.
+        kind: the registers' type: `rt[f32, 64, 64]`, `rv[f32, 64]`; for a place also f32, s32 or
+            u32, for one element. Without one a shared tile keeps its shape, a shared vector
+            becomes a row vector.
+        order: for a shared tile, the fragment: "row", or "col" for the B operand of a warp's mma.
+        fill: for a place, what elements outside the tensor are.
+
+    Scope: warpgroup, warp; one element: any. PTX: `ldmatrix`, or `ld`.
+
+    Example: `x = tc.load(X[i, j], tc.rt[tc.f32, 64, 64], fill=float("-inf"))`
+    """
+    if isinstance(source, GlobalTile):
+        return _load_global(source, kind, fill)
+    if isinstance(source, PeerTile):
+        return _load_peer(source, kind, order)
+    if isinstance(source, SharedVec):
+        if kind is None:
+            kind = RegVecType(source.type.dtype, source.type.length)
+        return wrap(add(LoadVector(source.value, held_by_scope(kind, "load"))).result)
+    return wrap(add(LoadShared(tile_of(source, "load"), order)).result)
+
+
+def _load_global(source: GlobalTile, kind: Any, fill: float) -> Any:
+    if isinstance(kind, DType):
+        if kind != source.arg.type.dtype:
+            raise DTypeError(f"load: {source.arg.name} holds {source.arg.type.dtype}, got {kind}")
+        coords, bounds = source.element()
+        return Scalar(add(LoadScalar(coords, source.arg, bounds, fill)).result)
+    if not isinstance(kind, RegTileType | RegVecType):
+        raise LayoutError(
+            f"load: a place in a tensor needs the registers' type, got {kind!r}",
+            hint="tc.load(A[i, j], tc.rt[A.dtype, 64, 64])",
+        )
+    extents = kind.shape if isinstance(kind, RegTileType) else (kind.length,)
+    region = source.region(*extents)
+    op = LoadGlobal(
+        region.coords, region.arg, axes=region.axes, bounds=region.bounds,
+        together=region.together, kind=held_by_scope(kind, "load"), fill=fill,
+    )  # fmt: skip
+    return wrap(add(op).result)
+
+
+def _load_peer(source: PeerTile, kind: Any, order: str) -> RegTile:
+    tile = source.type.kind
+    if kind is None and isinstance(tile, SharedTileType):
+        kind = RegTileType(tile.dtype, tile.rows, tile.cols, 4, order)
+    if not isinstance(kind, RegTileType):
+        raise LayoutError(f"load: a peer's tile becomes a register tile, got {kind!r}")
+    return RegTile(add(LoadPeer(source.value, held_by_scope(kind, "load"))).result)
+
+
+def store(destination: Any, source: Any) -> None:
+    """Stores registers, or a scalar, to shared memory, a tensor or a peer.
+
+    Elements outside the tensor are not written. Where a tile's elements lie together in the
+    tensor they move 4 or 8 bytes at a time; a pipeline's output, or `tc.store_async`, is faster.
+
+    Args:
+        destination: a shared tile or vector, one of a peer, or a place in a tensor: `C[row, col]`,
+            `C[rows, col]` with an s32 vector of rows to scatter to, `counts[i]`.
+        source: a register tile or a whole vector; for a place also a scalar or a number, which one
+            thread of the scope stores.
+
+    Scope: warpgroup, warp; a scalar: any. PTX: `stmatrix`, or `st`.
+    """
+    if isinstance(destination, GlobalTile):
+        _store_global(destination, source)
+    elif isinstance(destination, PeerTile):
+        value = _register_tile(source, "store")
+        add(StorePeer(destination.value, value))
+    elif isinstance(destination, SharedVec):
+        if not isinstance(source, RegVec):
+            raise LayoutError(f"store: a shared vector takes a register vector, got {source!r}")
+        add(StoreVector(destination.value, source.value))
+    else:
+        add(StoreShared(tile_of(destination, "store"), tile_of(source, "store")))
+
+
+def _store_global(place: GlobalTile, source: Any) -> None:
+    if not isinstance(source, Registers):
+        if isinstance(source, Scalar | int | float) and not isinstance(source, bool):
+            coords, bounds = place.element()
+            add(StoreScalar(operand_of(source, "store"), coords, place.arg, bounds))
+            return
+        _register_tile(source, "store")
+    value = source.value
+    extents = value.type.shape if isinstance(value.type, RegTileType) else (value.type.length,)
+    region = place.region(*extents)
+    op = StoreGlobal(
+        region.coords, region.arg, axes=region.axes, bounds=region.bounds,
+        together=region.together, tile=value,
+    )  # fmt: skip
+    add(op)
+
+
+def _register_tile(value: Any, name: str) -> Value:
+    if not isinstance(value, RegTile):
+        raise LayoutError(f"{name}: wanted a register tile, got {value!r}", hint="tc.load(tile)")
+    return value.value

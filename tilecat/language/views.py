@@ -1,0 +1,486 @@
+"""Global tensors inside a kernel, their views, and places in them. No view copies anything.
+
+    A[row, col]                a place: tile coordinates on the axes that the tile covers
+    A.at(row, col)             a place at element coordinates
+    A.T, A.permute(2, 0, 1)    axes in another order; tiles cover the last two
+    A[3, :, :]                 the axes left when one is fixed
+    A[first:, :]               an axis that starts further on
+    A[first:last, :]           a part: outside it loads give zero and stores write nothing
+    A.broadcast(n)             one more axis in front, along which all elements are equal
+    A.paged(table)             two axes, pages and rows of a page, as one axis of rows
+    A[index, col]              rows gathered (or scattered) by a vector of s32
+
+Example: one sequence of a packed batch Q[total, heads, D], with `starts` its cu_seqlens:
+
+    first, last = tc.load(starts[b], s32), tc.load(starts[b + 1], s32)
+    q = Q[first:last, head, :]          # rank 2; q[i, 0] is its i-th block of rows
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import gcd
+from typing import Any
+
+from ..builder import add, current
+from ..dtypes import DType
+from ..errors import DTypeError, LayoutError
+from ..ir import TensorArg, Value
+from ..ops.global_memory import LoadScalar
+from ..ops.places import BROADCAST, Bounds
+from ..ops.scalar import Extent, require_s32
+from ..tiles import ScalarType
+from .scalars import Scalar, binary, named, operand_of
+
+_ANY = 1 << 12  # divides what is zero; no access is wider
+
+
+@dataclass(frozen=True, eq=False)
+class Pages:
+    """Rows of a paged axis: logical row r is row r % size of page table[r // size]."""
+
+    table: GlobalTensor
+    dim: int
+    size: int
+
+
+@dataclass(frozen=True, eq=False)
+class Axis:
+    """One axis of a view.
+
+    Args:
+        dim: the tensor's axis (of pages, if paged); None for a broadcast axis.
+        start: element of the tensor where it begins.
+        stop: first element beyond it; None for the tensor's end.
+        extent: of a broadcast axis.
+        pages: how its rows lie in pages, or None.
+    """
+
+    dim: int | None
+    start: Any = 0
+    stop: Any = None
+    extent: Any = None
+    pages: Pages | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Region:
+    """Where a tile or vector of known extents meets a tensor.
+
+    Args:
+        arg: the tensor.
+        coords: its first element, on every axis of the tensor.
+        axes: the tensor's axes that the tile's rows and columns lie along; BROADCAST for none.
+        bounds: narrower than the tensor, or empty.
+        order: "row" or "col": which of them is contiguous in memory; "" for neither.
+        together: the place on the contiguous axis is a multiple of this many elements.
+    """
+
+    arg: TensorArg
+    coords: tuple[Any, ...]
+    axes: tuple[int, ...]
+    bounds: Bounds
+    order: str
+    together: int
+
+    @property
+    def tma(self) -> bool:
+        """Whether TMA can move it."""
+        types = [c.type for c in self.coords if isinstance(c, Value)]
+        gathered = any(not isinstance(kind, ScalarType) for kind in types)
+        plain = BROADCAST not in self.axes and not self.bounds and not gathered
+        return self.arg.tma and plain and bool(self.order)
+
+    @property
+    def obstacle(self) -> str:
+        """Why TMA cannot."""
+        if not self.arg.tma:
+            return "its strides or its address are not multiples of 16 bytes"
+        if self.bounds:
+            return "a view with an end is narrower than the tensor that TMA knows"
+        if BROADCAST in self.axes:
+            return "a broadcast axis has no stride"
+        return "" if self.order else "the tile does not lie along its contiguous axis"
+
+
+class GlobalTensor:
+    """A tensor argument inside a kernel, or a view of one (see the module).
+
+    Extents are run-time scalars, or ints where a compile-time parameter fixes them.
+    """
+
+    __slots__ = ("arg", "axes", "fixed")
+
+    def __init__(
+        self, arg: TensorArg, axes: tuple[Axis, ...] | None = None,
+        fixed: tuple[tuple[int, Any], ...] = (),
+    ):  # fmt: skip
+        self.arg = arg
+        self.axes = tuple(Axis(d) for d in range(arg.type.rank)) if axes is None else axes
+        self.fixed = fixed
+        if axes is not None:
+            current().kernel.facts["views"] = True
+
+    @property
+    def dtype(self) -> DType:
+        """Element type of this specialisation."""
+        assert isinstance(self.arg.type.dtype, DType), "resolved before tracing"
+        return self.arg.type.dtype
+
+    @property
+    def rank(self) -> int:
+        """Number of axes."""
+        return len(self.axes)
+
+    @property
+    def order(self) -> str:
+        """"col" when the axis before the last is contiguous in memory, else "row"."""
+        return _order(self.arg, tuple(_inner(axis) for axis in self.axes[-2:])) or "row"
+
+    @property
+    def tma(self) -> bool:
+        """Whether TMA can move tiles of it, known while tracing: decides `load_async`."""
+        dims = tuple(_inner(axis) for axis in self.axes[-2:])
+        ended = any(axis.stop is not None for axis in self.axes)
+        return bool(self.arg.tma and not ended and BROADCAST not in dims and _order(self.arg, dims))
+
+    def __repr__(self) -> str:
+        """Its name and type."""
+        return f"{self.arg.name}: {self.arg.type}"
+
+    def size(self, dim: int) -> Any:
+        """Extent of an axis, in elements; negative counts from the last."""
+        if not isinstance(dim, int) or not -self.rank <= dim < self.rank:
+            raise LayoutError(f"{self.arg.name}.size: an axis of {self}, got dim={dim!r}")
+        axis = self.axes[dim]
+        if axis.dim is None:
+            return axis.extent
+        if axis.stop is not None:
+            return binary("sub", axis.stop, axis.start)
+        whole = self._extent(axis.dim)
+        if axis.pages is not None:
+            whole = binary("mul", axis.pages.table.size(0), axis.pages.size)
+        return binary("sub", whole, axis.start)
+
+    def _extent(self, dim: int) -> Any:
+        static = self.arg.static[dim] if self.arg.static else None
+        return static if static is not None else Scalar(add(Extent(self.arg, dim)).result)
+
+    @property
+    def rows(self) -> Any:
+        """Extent of the axis before the last."""
+        return self.size(-2)
+
+    @property
+    def cols(self) -> Any:
+        """Extent of the last axis."""
+        return self.size(-1)
+
+    @property
+    def T(self) -> GlobalTensor:
+        """Its transpose: the last two axes exchanged."""
+        if self.rank < 2:
+            raise LayoutError(f"{self.arg.name}.T: wants two axes, got {self}")
+        *first, rows, cols = self.axes
+        return GlobalTensor(self.arg, (*first, cols, rows), self.fixed)
+
+    def permute(self, *order: int) -> GlobalTensor:
+        """Its axes in another order; tiles cover the last two.
+
+        Example: `Q.permute(0, 2, 1, 3)` of Q[batch, seq, head, D] is indexed
+        `[batch, head, row, col]`, and its tiles are rows of `seq` and columns of `D`.
+        """
+        if sorted(order) != list(range(self.rank)):
+            raise LayoutError(
+                f"{self.arg.name}.permute: names each of {self.rank} axes once, got {order}"
+            )
+        return GlobalTensor(self.arg, tuple(self.axes[i] for i in order), self.fixed)
+
+    def broadcast(self, extent: Any) -> GlobalTensor:
+        """One more axis in front, `extent` long, along which all elements are equal (stride 0).
+
+        Example: `bias.broadcast(M)[i, j]` is a tile whose rows are all `bias`.
+        """
+        require_s32(f"{self.arg.name}.broadcast", operand_of(extent, "broadcast"))
+        return GlobalTensor(self.arg, (Axis(None, extent=extent), *self.axes), self.fixed)
+
+    def paged(self, table: GlobalTensor, dim: int = 0) -> GlobalTensor:
+        """Axes `dim` (pages) and `dim + 1` (rows of a page) as one axis of rows.
+
+        Row r is row r % size of page `table[r // size]`; rows beyond the table are outside. The
+        page's size is an int in the signature or a compile-time parameter. Tiles are whole pages
+        or parts of one; registers hold at most one page.
+
+        Args:
+            table: pages in order, s32, one axis: `table[b, :]`.
+            dim: the axis of pages.
+        """
+        if not isinstance(table, GlobalTensor) or table.rank != 1 or table.dtype.name != "s32":
+            raise LayoutError(
+                f"{self.arg.name}.paged: a page table is an s32 tensor of one axis, got {table!r}",
+                hint=f"{self.arg.name}.paged(table[b, :])",
+            )
+        pages, rows = self.axes[dim : dim + 2]
+        size = self.size(dim + 1)
+        if not isinstance(size, int) or pages.dim is None or rows.dim is None:
+            raise LayoutError(
+                f"{self.arg.name}.paged: rows of a page are known at compile time, got {self}",
+                hint=f'{self.arg.name}: gl[bf16, "pages", 64, "D"]',
+            )
+        axis = Axis(pages.dim, pages=Pages(table, rows.dim, size))
+        return GlobalTensor(
+            self.arg, (*self.axes[:dim], axis, *self.axes[dim + 2 :]), self.fixed
+        )
+
+    def at(self, *coords: Any) -> GlobalTile:
+        """The place whose first element has these coordinates."""
+        self._check_count(coords)
+        for coord in coords:
+            if not _is_vector(coord):
+                require_s32(self.arg.name, operand_of(coord, self.arg.name))
+        return GlobalTile(self, coords, in_tiles=False)
+
+    def __getitem__(self, index: Any) -> Any:
+        """A place at tile coordinates, or a view where an index is a slice (see the module)."""
+        items = index if isinstance(index, tuple) else (index,)
+        self._check_count(items)
+        if any(isinstance(item, slice) for item in items):
+            return self._sliced(items)
+        for item in items:
+            if not _is_vector(item):
+                require_s32(self.arg.name, operand_of(item, self.arg.name))
+        return GlobalTile(self, items)
+
+    def _check_count(self, items: tuple[Any, ...]) -> None:
+        if len(items) != self.rank:
+            dims = [str(d).lower() for d in self.arg.type.dims]
+            names = dims if self.rank == len(dims) else [f"i{n}" for n in range(self.rank)]
+            raise LayoutError(
+                f"{self.arg.name}: one index an axis, got {len(items)} for {self.arg.type}"
+                + ("" if self.rank == len(dims) else f", of which {self.rank} are left"),
+                hint=f"{self.arg.name}[{', '.join(names)}]",
+            )
+
+    def _sliced(self, items: tuple[Any, ...]) -> GlobalTensor:
+        axes: list[Axis] = []
+        fixed = list(self.fixed)
+        for axis, item in zip(self.axes, items, strict=True):
+            if isinstance(item, slice):
+                axes.append(self._slice(axis, item))
+                continue
+            require_s32(self.arg.name, operand_of(item, self.arg.name))
+            if axis.pages is not None:
+                raise LayoutError(f"{self.arg.name}: a paged axis cannot be fixed, got {item!r}")
+            if axis.dim is not None:
+                fixed.append((axis.dim, binary("add", item, axis.start)))
+        return GlobalTensor(self.arg, tuple(axes), tuple(fixed))
+
+    def _slice(self, axis: Axis, item: slice) -> Axis:
+        if item.step not in (None, 1):
+            raise LayoutError(
+                f"{self.arg.name}: slices have no step, got {item.step!r}",
+                hint="a strided array can be an argument",
+            )
+        bounds = [b for b in (item.start, item.stop) if b is not None]
+        for bound in bounds:
+            require_s32(self.arg.name, operand_of(bound, self.arg.name))
+            if isinstance(bound, int) and bound < 0:
+                raise LayoutError(
+                    f"{self.arg.name}: slices count from the first element, got {bound}",
+                    hint=f"{self.arg.name}.rows - n",
+                )
+        start = 0 if item.start is None else item.start
+        if axis.dim is None:
+            extent = axis.extent if item.stop is None else item.stop
+            return replace(axis, extent=binary("sub", extent, start))
+        stop = axis.stop if item.stop is None else binary("add", axis.start, item.stop)
+        return replace(axis, start=binary("add", axis.start, start), stop=stop)
+
+
+def _is_vector(item: Any) -> bool:
+    return getattr(item, "is_index_vector", False)
+
+
+def _inner(axis: Axis) -> int:
+    if axis.dim is None:
+        return BROADCAST
+    return axis.dim if axis.pages is None else axis.pages.dim
+
+
+def _order(arg: TensorArg, dims: tuple[int, ...]) -> str:
+    """Which of a tile's axes is contiguous in memory."""
+    if dims[-1] == arg.contiguous:
+        return "row"
+    return "col" if dims[0] == arg.contiguous else ""
+
+
+class GlobalTile:
+    """A place in a global tensor; the tile or vector it meets decides its extents."""
+
+    __slots__ = ("tensor", "index", "in_tiles")
+
+    def __init__(self, tensor: GlobalTensor, index: tuple[Any, ...], *, in_tiles: bool = True):
+        self.tensor = tensor
+        self.index = index
+        self.in_tiles = in_tiles
+
+    @property
+    def arg(self) -> TensorArg:
+        """The tensor argument."""
+        return self.tensor.arg
+
+    @property
+    def order(self) -> str:
+        """The view's order."""
+        return self.tensor.order
+
+    def __repr__(self) -> str:
+        """Its tensor."""
+        return f"a place in {self.tensor!r}"
+
+    def element(self) -> tuple[tuple[Any, ...], Bounds]:
+        """Coordinates of one element, and the view's bounds."""
+        region = self.region()
+        return region.coords, region.bounds
+
+    def region(self, *extents: int) -> Region:
+        """Where a tile (two extents), a vector (one) or an element (none) lies.
+
+        Raises:
+            LayoutError: more extents than axes, or rows on several pages.
+        """
+        whole = self.regions(*extents)
+        if len(whole) > 1:
+            size = next(a.pages.size for a in self.tensor.axes if a.pages is not None)
+            raise LayoutError(
+                f"{self.arg.name}: this moves rows of one page, of {size}, got {extents[0]} rows",
+                hint="load it into a shared tile: tc.load_async, tc.copy",
+            )
+        return whole[0]
+
+    def regions(self, *extents: int) -> list[Region]:
+        """The regions, one after the other along the rows, that a tile lies in: one a page."""
+        view = self.tensor
+        if view.rank < len(extents):
+            raise LayoutError(
+                f"{self.arg.name}: a tile covers two axes, got {self.arg.name}: {self.arg.type}"
+                + ("" if view.rank == self.arg.type.rank else f", of which {view.rank} is left")
+            )
+        first = view.rank - len(extents)
+        cuts = 1
+        if extents and (pages := view.axes[first].pages) is not None:
+            cuts = self._cuts(pages, extents[0])
+        return [_Finder(self, extents, first, cut, cuts).region() for cut in range(cuts)]
+
+    def _cuts(self, pages: Pages, rows: int) -> int:
+        """Pages that `rows` rows lie in."""
+        if rows <= pages.size and pages.size % rows == 0:
+            return 1
+        if rows % pages.size == 0:
+            return rows // pages.size
+        raise LayoutError(
+            f"{self.arg.name}: a tile is whole pages or a whole part of one, "
+            f"got {rows} rows and pages of {pages.size}"
+        )
+
+
+class _Finder:
+    """Works out one region of a place, axis by axis."""
+
+    def __init__(
+        self, place: GlobalTile, extents: tuple[int, ...], first: int, cut: int, cuts: int
+    ):
+        self.place = place
+        self.arg = place.arg
+        self.extents = extents
+        self.first = first
+        self.cut = cut
+        self.cuts = cuts
+        self.coords: dict[int, Any] = dict(place.tensor.fixed)
+        self.bounds: dict[int, tuple[Any, Any]] = {}
+        self.together = 0
+
+    def region(self) -> Region:
+        """The region."""
+        arg, view = self.arg, self.place.tensor
+        for number in range(view.rank):
+            self._axis(number)
+        axes = tuple(_inner(axis) for axis in view.axes[self.first :])
+        coords = tuple(self._operand(self.coords[d]) for d in range(arg.type.rank))
+        bounds: list[Any] = []
+        for dim in range(arg.type.rank):
+            bounds += [
+                None if b is None else operand_of(b) for b in self.bounds.get(dim, (None, None))
+            ]
+        found = tuple(bounds) if self.bounds else ()
+        order = _order(arg, axes) if axes else ""
+        return Region(arg, coords, axes, found, order, self.together or _ANY)
+
+    def _operand(self, value: Any) -> Any:
+        return value.value if _is_vector(value) else operand_of(value, self.arg.name)
+
+    def _axis(self, number: int) -> None:
+        view, item = self.place.tensor, self.place.index[number]
+        axis = view.axes[number]
+        extent = self.extents[number - self.first] if number >= self.first else 1
+        if _is_vector(item):
+            self._gathered(axis, item)
+            return
+        step = extent if self.place.in_tiles else 1
+        position = binary("mul", item, step) if step != 1 else item
+        if number >= self.first and self.place.in_tiles and axis.dim is not None:
+            dims = self.arg.type.dims
+            position = named(position, f"{self.arg.name}_at_{dims[axis.dim]}")
+        if axis.dim is None:
+            return
+        if axis.pages is not None:
+            self._paged(axis, axis.pages, position, extent)
+            return
+        start = axis.start
+        self.coords[axis.dim] = binary("add", start, position)
+        if axis.dim == self.arg.contiguous:
+            self.together = gcd(_factor(item, step), _factor(start, 1))
+        if axis.stop is not None and not _within(position, extent, start, axis.stop):
+            self.bounds[axis.dim] = (start, axis.stop)
+
+    def _gathered(self, axis: Axis, index: Any) -> None:
+        if axis.dim is None or axis.pages is not None:
+            raise LayoutError(f"{self.arg.name}: only a plain axis takes an index vector")
+        if axis.start != 0 or axis.stop is not None:
+            raise LayoutError(
+                f"{self.arg.name}: an axis with an index vector begins at its first element, "
+                "got a slice",
+                hint="add the slice's start to the index",
+            )
+        if index.value.type.dtype.name != "s32":
+            raise DTypeError(f"{self.arg.name}: an index vector holds s32, got {index!r}")
+        self.coords[axis.dim] = index
+
+    def _paged(self, axis: Axis, pages: Pages, position: Any, extent: int) -> None:
+        rows = extent // self.cuts
+        at = binary("add", binary("add", axis.start, position), self.cut * rows)
+        page, row = binary("div", at, pages.size), binary("rem", at, pages.size)
+        if self.cuts > 1:
+            row = 0
+        table = pages.table.at(page)
+        coords, bounds = table.element()
+        found = add(LoadScalar(coords, table.arg, bounds, -1)).result
+        assert axis.dim is not None, "pages lie along an axis"
+        self.coords[axis.dim] = Scalar(found)
+        self.coords[pages.dim] = row
+        if axis.stop is not None or axis.start != 0:
+            base = binary("sub", at, row)
+            low = binary("sub", axis.start, base)
+            high = pages.size if axis.stop is None else binary("sub", axis.stop, base)
+            self.bounds[pages.dim] = (low, high)
+
+
+def _factor(value: Any, step: int) -> int:
+    """A number that divides a coordinate of `value` steps, as far as tracing knows."""
+    return abs(value) * step if isinstance(value, int) else step if step > 1 else 1
+
+
+def _within(position: Any, extent: int, start: Any, stop: Any) -> bool:
+    """Whether a tile surely lies inside a slice."""
+    known = all(isinstance(x, int) for x in (position, start, stop))
+    return known and position >= 0 and start + position + extent <= stop
