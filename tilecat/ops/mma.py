@@ -172,10 +172,11 @@ class Mma(Op):
         if not isinstance(a, RegTileType | SharedTileType):
             raise LayoutError(f"{self.name}: A is a register or shared tile, got a={a}")
         if isinstance(b, RegTileType):
+            extents = (b.cols, b.rows) if self.name.endswith("Bt") else (b.rows, b.cols)
             raise LayoutError(
                 f"{self.name}: B of a warpgroup's mma lies in shared memory, row or column order, "
-                f"got b={b} (registers)",
-                hint=f"s = tc.shared(tc.st[tc.{b.dtype.name}, {a.cols}, {acc.cols}]); "
+                f"got b={b} (registers, as K x N)",
+                hint=f"s = tc.shared(tc.st[tc.{b.dtype.name}, {extents[0]}, {extents[1]}]); "
                 f"tc.store(s, b); tc.sync(); tc.{self.name}(acc, a, s)",
             )
         if not isinstance(b, SharedTileType):
