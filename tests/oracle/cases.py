@@ -102,7 +102,7 @@ def _pointer(name, dtypes, sizes, tile, **options) -> Case:
     return Case(name, "gemm_pointer", constants, args, grid, "gemm_kn", **options)
 
 
-def _attention(name, dtype, sizes, tile, *, causal, **options) -> Case:
+def _attention(name, dtype, sizes, tile, *, causal, kernel="attention", **options) -> Case:
     (heads, n, d), (tile_m, tile_n) = sizes, tile
     shape = (heads, n, d)
     args = (
@@ -110,10 +110,12 @@ def _attention(name, dtype, sizes, tile, *, causal, **options) -> Case:
         Array("o", dtype, shape, "out"), Scalar("N", n),
         Scalar("scale", d ** -0.5 * 1.4426950408889634, "fp32"),
     )
-    constants = {"D": d, "BM": tile_m, "BN": tile_n, "CAUSAL": causal}
+    constants = {"D": d, "BM": tile_m, "BN": tile_n}
+    if kernel == "attention":
+        constants["CAUSAL"] = causal
     reference = "attention_causal" if causal else "attention"
     grid = (_up(n, tile_m), heads, 1)
-    return Case(name, "attention", constants, args, grid, reference, **options)
+    return Case(name, kernel, constants, args, grid, reference, **options)
 
 
 _BF16 = ("bf16", "bf16", "bf16")
@@ -196,6 +198,8 @@ ATTENTION = (
     _attention("attention", "bf16", (2, 256, 64), (128, 64), causal=False, stages=2),
     _attention("attention_causal", "fp16", (1, 200, 128), (64, 64), causal=True, stages=2,
                slow=True),
+    _attention("attention_specialized", "bf16", (1, 256, 64), (128, 64), causal=False,
+               kernel="attention_specialized", slow=True),
 )
 _N = 1000
 
@@ -300,6 +304,34 @@ PLAIN = (
         (Array("x", "i32", (300,)), Array("y", "i32", (300,)), Array("z", "i64", (7, 300), "out"),
          Scalar("n", 300)),
         (2, 1, 1), "integers", aligned=False,
+    ),
+    Case(
+        "trigonometry", "trigonometry", {"B": 256},
+        (Array("x", "fp32", (500,)), Array("y", "fp32", (2, 500), "out"), Scalar("n", 500)),
+        (2, 1, 1), "trigonometry", aligned=False,
+    ),
+    Case(
+        "doubles", "doubles", {"B": 256},
+        (Array("x", "fp64", (200,)), Array("y", "fp64", (200,), "out"), Scalar("n", 200)),
+        (1, 1, 1), "doubles", aligned=False,
+    ),
+    Case(
+        "pick", "pick", {"R": 16, "C": 64, "K": 8},
+        (Array("x", "fp32", (16, 64)), Array("i", "i32", (16, 64)),
+         Array("y", "fp32", (16, 64), "out"), Array("z", "fp32", (16, 8), "out")),
+        (1, 1, 1), "pick",
+    ),
+    Case(
+        "spin_lock", "spin_lock", {"B": 128},
+        (Array("x", "fp32", (_N,)), Array("y", "fp32", (128,), "sum"),
+         Array("flag", "i32", (1,), "sum"), Scalar("n", _N)),
+        (8, 1, 1), "spin_lock", aligned=False,
+    ),
+    Case(
+        "atomics", "atomics", {"B": 256},
+        (Array("x", "fp32", (500,)), Array("y", "fp32", (4, 500), "sum"),
+         Array("old", "fp32", (500,), "out"), Scalar("n", 500)),
+        (2, 1, 1), "atomics", aligned=False,
     ),
 )
 
