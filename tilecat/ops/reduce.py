@@ -81,7 +81,9 @@ class Reduce(Op):
         vector = replace(kind.vector(self.axis), dtype=computed_in(kind.dtype))
         if self.partial:
             if vector.axis != "row":
-                raise LayoutError(f"{self.axis}_{self.name}: only sums along a quad can stay partial")
+                raise LayoutError(
+                    f"{self.axis}_{self.name}: only a sum along a quad can stay partial, got {kind}"
+                )
             vector = replace(vector, partial=True)
         if self.initial is not None and self.initial.type != vector:
             raise LayoutError(

@@ -16,9 +16,10 @@ from ..language.matrix import mma_wait
 from ..language.scalars import Scalar, Var, named, operand_of, select, var
 from ..language.values import RegTile
 from ..ops.control import RoleSection, When
+from ..ops.memory import AllocShared
 from ..ops.mma import Mma, MmaWait
 from ..ops.scalar import SpecialRegister, WarpgroupIndex, require_s32
-from ..ops.sync import InitBarriers, NamedBarrier
+from ..ops.sync import BARRIER_BYTES, AllocBarriers, InitBarriers, NamedBarrier
 from ..tiles import SharedTileType, rt
 from .output import CONSUMER_THREADS, Output
 from .ring import PRODUCER_THREADS, Ring, Scratch, Slots
@@ -204,6 +205,7 @@ class Lcf:
         """Emits the whole kernel around the holes; called when the trace ends."""
         with self.builder.located(self.loc):
             self._check_holes()
+            self._fit_outputs()
             rings = [*self.rings.values(), *(s.ring for s in self.scratches)]
             barriers = [b.result for ring in rings for b in (ring.full, ring.empty)]
             add(InitBarriers(tuple(barriers)))
@@ -213,6 +215,18 @@ class Lcf:
                 self._producer(consumers)
             with self._section("consumer", 0, consumers, consumer, last=True):
                 self._consume()
+
+    def _fit_outputs(self) -> None:
+        """Gives outputs the shared memory that rings and scratch leave."""
+        arch = self.builder.arch
+        free = arch.limit("shared_bytes_per_cta") - arch.limit("shared_base_align")
+        for op in self.builder.kernel.body.walk():
+            if isinstance(op, AllocShared):
+                free -= op.copies * op.stride_bytes
+            elif isinstance(op, AllocBarriers):
+                free -= op.count * BARRIER_BYTES
+        for output in self.outputs:
+            free = output.grow(free)
 
     @contextmanager
     def _section(
