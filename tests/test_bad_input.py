@@ -560,3 +560,46 @@ def test_dims_that_are_parameters_must_agree_with_them():
         at="attention_kernel.compile(",
     )
     assert error.kind == "Layout"
+
+
+@pytest.mark.parametrize("grid", [0, -1, (1, 2), "x", 2.0])
+def test_grid_is_a_number_of_ctas(grid):
+    hint = "kernels have one line of CTAs, which share the tasks: grid=132"
+    shown = f"grid is an int from 1 up, got grid={grid!r} ({type(grid).__name__})"
+    fails(
+        lambda: matmul(A, B, C.copy(), grid=grid),
+        ResourceError,
+        f"matmul: {shown}",
+        at="matmul(A, B, C.copy()",
+        hint=hint,
+    )
+    with pytest.raises(ResourceError, match="simulate: grid is an int from 1 up"):
+        matmul.simulate(A, B, C.copy(), grid=grid)
+
+
+@pytest.mark.parametrize("grid", [1, 2, 7, np.int64(3)])
+def test_any_grid_is_right(grid):
+    a, b, out = normal(200, 64), normal(64, 136, seed=1), np.zeros((200, 136), BF16)
+    matmul(a, b, out, grid=grid, tile_m=64, tile_n=64, stages=2)
+    reference.assert_close(out, reference.matmul(a, b), BF16)
+
+
+def test_seed_is_a_number():
+    with pytest.raises(ResourceError, match="simulate: seed is an int from 0 up, got seed='x'"):
+        matmul.simulate(A, B, C.copy(), seed="x")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: np.broadcast_to(x[:1], x.shape),
+        np.asfortranarray,
+        lambda x: np.ma.masked_array(x),
+        lambda x: x[::-1],
+    ],
+    ids=["broadcast", "fortran", "masked array", "reversed"],
+)
+def test_inputs_of_other_kinds_are_right(make):
+    a, b = make(normal(70, 64)), make(normal(64, 72, seed=1))
+    out = tc.matmul(a, b)
+    reference.assert_close(out, reference.matmul(np.asarray(a), np.asarray(b)), BF16)
