@@ -46,6 +46,7 @@ class Case:
         reference: function in `references`.
         warps, stages, ctas: compile options.
         slow: left out of the short run.
+        heavy: in the short run at the random schedule only.
         debug: keep the DWARF sections, with paths blotted out.
         aligned: promise that integers divisible by 16 are.
     """
@@ -60,6 +61,7 @@ class Case:
     stages: int = 3
     ctas: int = 1
     slow: bool = False
+    heavy: bool = False
     debug: bool = False
     aligned: bool = True
     options: dict[str, object] = field(default_factory=dict)
@@ -126,23 +128,26 @@ _TF32 = ("fp32", "fp32", "fp32")
 
 TMA = (
     _tma("gemm_bf16", _BF16, (128, 256, 320), (128, 128, 64)),
-    _tma("gemm_bf16_odd", _BF16, (200, 264, 72), (128, 128, 64), stages=2, aligned=False),
-    _tma("gemm_f16_64x128", ("fp16", "fp16", "fp32"), (128, 256, 192), (64, 128, 64), stages=4),
+    _tma("gemm_bf16_odd", _BF16, (200, 264, 72), (128, 128, 64), stages=2, aligned=False,
+         heavy=True),
+    _tma("gemm_f16_64x128", ("fp16", "fp16", "fp32"), (128, 256, 192), (64, 128, 64), stages=4,
+         heavy=True),
     _tma("gemm_bf16_128x256", _BF16, (128, 512, 192), (128, 256, 64), warps=8, slow=True),
     _tma("gemm_bf16_k32", _BF16, (128, 128, 96), (128, 128, 32)),
     _tma("gemm_bf16_k16", _BF16, (128, 128, 80), (128, 128, 16)),
-    _tma("gemm_bf16_ta", _BF16_F32, (192, 128, 128), (128, 128, 64), majors=("M", "K")),
-    _tma("gemm_bf16_tb", _BF16_F32, (128, 192, 320), (128, 128, 64), majors=("K", "N")),
+    _tma("gemm_bf16_ta", _BF16_F32, (192, 128, 128), (128, 128, 64), majors=("M", "K"), heavy=True),
+    _tma("gemm_bf16_tb", _BF16_F32, (128, 192, 320), (128, 128, 64), majors=("K", "N"), heavy=True),
     _tma("gemm_f16_tab", ("fp16", "fp16", "fp16"), (128, 128, 128), (128, 128, 64),
          majors=("M", "N")),
     _tma("gemm_bf16_tb_n32", _BF16_F32, (128, 64, 128), (128, 32, 64), majors=("K", "N")),
-    _tma("gemm_e4m3", _E4M3, (128, 128, 640), (128, 128, 128)),
-    _tma("gemm_e5m2_e4m3", _E5M2_E4M3, (128, 128, 256), (128, 128, 64)),
-    _tma("gemm_e4m3_tb", _E4M3, (128, 128, 256), (128, 128, 128), majors=("K", "N")),
+    _tma("gemm_e4m3", _E4M3, (128, 128, 640), (128, 128, 128), heavy=True),
+    _tma("gemm_e5m2_e4m3", _E5M2_E4M3, (128, 128, 256), (128, 128, 64), heavy=True),
+    _tma("gemm_e4m3_tb", _E4M3, (128, 128, 256), (128, 128, 128), majors=("K", "N"), heavy=True),
     _tma("gemm_tf32", _TF32, (128, 128, 96), (128, 128, 32)),
-    _tma("gemm_tf32_tb", _TF32, (128, 128, 128), (128, 128, 32), majors=("K", "N")),
+    _tma("gemm_tf32_tb", _TF32, (128, 128, 128), (128, 128, 32), majors=("K", "N"), heavy=True),
     _tma("gemm_s8", ("i8", "i8", "i32"), (128, 128, 640), (128, 128, 128)),
-    _tma("gemm_specialized", _BF16, (256, 128, 256), (128, 128, 64), kernel="gemm_specialized"),
+    _tma("gemm_specialized", _BF16, (256, 128, 256), (128, 128, 64), kernel="gemm_specialized",
+         heavy=True),
     _tma("gemm_persistent", _BF16, (256, 384, 128), (128, 128, 64), kernel="gemm_persistent",
          slow=True),
     _tma("gemm_cluster", _BF16, (256, 256, 192), (128, 128, 64), ctas=2, slow=True),
@@ -153,7 +158,7 @@ TMA = (
             Array("b", "bf16", (152, 136), block=(128, 64)),
             Array("c", "bf16", (200, 152), "out", block=(128, 128)), Scalar("K", 136),
         ),
-        (2, 2, 1), "gemm_kk",
+        (2, 2, 1), "gemm_kk", heavy=True,
     ),
     Case(
         "batched_tma", "batched_tma", {"BM": 64, "BN": 64, "BK": 32},
@@ -168,7 +173,8 @@ TMA = (
 
 POINTER = (
     _pointer("pointer_f16", ("fp16", "fp32"), (128, 128, 128), (64, 128, 32)),
-    _pointer("pointer_bf16_masked", ("bf16", "fp32"), (100, 136, 72), (64, 64, 32), aligned=False),
+    _pointer("pointer_bf16_masked", ("bf16", "fp32"), (100, 136, 72), (64, 64, 32), aligned=False,
+             heavy=True),
     _pointer("mma_f16", ("fp16", "fp16"), (32, 32, 64), (32, 32, 32), warps=2),
     _pointer("mma_tf32", ("fp32", "fp32"), (32, 64, 64), (32, 32, 32), warps=2),
     _pointer("mma_s8", ("i8", "i32"), (32, 64, 128), (32, 32, 64), warps=2),
@@ -190,12 +196,12 @@ POINTER = (
             Array("scale", "fp32", (64,)), Array("c", "fp32", (64, 64), "out"),
             Scalar("M", 64), Scalar("N", 64), Scalar("K", 128),
         ),
-        (1, 1, 1), "gemm_int4",
+        (1, 1, 1), "gemm_int4", heavy=True,
     ),
 )
 
 ATTENTION = (
-    _attention("attention", "bf16", (2, 256, 64), (128, 64), causal=False, stages=2),
+    _attention("attention", "bf16", (2, 256, 64), (128, 64), causal=False, stages=2, heavy=True),
     _attention("attention_causal", "fp16", (1, 200, 128), (64, 64), causal=True, stages=2,
                slow=True),
     _attention("attention_specialized", "bf16", (1, 256, 64), (128, 64), causal=False,
@@ -308,7 +314,7 @@ PLAIN = (
     Case(
         "trigonometry", "trigonometry", {"B": 256},
         (Array("x", "fp32", (500,)), Array("y", "fp32", (2, 500), "out"), Scalar("n", 500)),
-        (2, 1, 1), "trigonometry", aligned=False,
+        (2, 1, 1), "trigonometry", aligned=False, heavy=True,
     ),
     Case(
         "doubles", "doubles", {"B": 256},

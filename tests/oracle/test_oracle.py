@@ -76,12 +76,15 @@ def assert_matches(actual: np.ndarray, expected: Reference | np.ndarray) -> None
     np.testing.assert_array_equal(actual, expected)
 
 
-def _marked(case: Case):
-    return pytest.param(case, id=case.name, marks=pytest.mark.slow if case.slow else ())
+def _marked(case: Case, seed: int):
+    slow = case.slow or case.heavy and seed != SEEDS[-1]
+    marks = pytest.mark.slow if slow else ()
+    return pytest.param(case, seed, id=f"{case.name}-{seed}", marks=marks)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("case", [_marked(case) for case in CASES])
+@pytest.mark.parametrize(
+    ("case", "seed"), [_marked(case, seed) for case in CASES for seed in SEEDS]
+)
 def test_machine_runs_foreign_kernel(case, seed):
     result, arrays, expected = run_case(case, seed)
     assert not result.reports, "\n".join(str(report) for report in result.reports)
