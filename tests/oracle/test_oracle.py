@@ -15,6 +15,7 @@ import pytest
 from reference import Reference, assert_close
 
 from tilecat import sim
+from tilecat.errors import MachineError
 
 from . import references
 from .cases import CASES, Case
@@ -118,3 +119,11 @@ def test_texts_hold_no_path_and_stay_small():
         assert not re.search(r'\.file\s+\d+\s+"[^"]*/', text), path.name
         letters = re.sub(r"\s*\.b8\s+(\d+)[^\n]*\n", lambda m: chr(int(m[1]) % 128), text)
         assert not re.search(r"/\w+/\w+", letters), path.name
+
+
+def test_launch_beyond_shared_memory_is_refused():
+    launch = LAUNCHES["vector_add"]
+    args = arguments(launch, arrays_of(CASES[[case.name for case in CASES].index("vector_add")]))
+    text = (FOLDER / "vector_add.ptx").read_text()
+    with pytest.raises(MachineError, match="at most 232448 bytes of shared memory"):
+        sim.run(text, grid=(2, 1, 1), args=args, smem_bytes=232449)
