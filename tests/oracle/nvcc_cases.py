@@ -288,6 +288,13 @@ def exchange(g: np.random.Generator) -> Launch:
     return Launch((4,), [x, _poison(512, dtype=np.int32)], {1: expected})
 
 
+def neighbours(g: np.random.Generator) -> Launch:
+    x = g.integers(-99, 99, 512).astype(np.int32)
+    mine = x.reshape(2, 2, 128)
+    expected = ((mine + 1000) * 3 + mine[:, ::-1]).astype(np.int32).ravel()
+    return Launch((4,), [x, _poison(512, dtype=np.int32)], {1: expected})
+
+
 def local_array(g: np.random.Generator) -> Launch:
     x = g.integers(-99, 99, 200).astype(np.int32)
     expected = []
@@ -314,5 +321,5 @@ def variables(g: np.random.Generator) -> Launch:
 NVCC_CASES: tuple[Callable[[np.random.Generator], Launch], ...] = (
     saxpy, block_sum, transpose, collatz, switches, votes, groups, bits, maths, rounding, halves,
     byte_histogram, atomics, ticket_sum, copy_ring, copy_arrive, bulk, exchange, local_array,
-    variables,
+    neighbours, variables,
 )  # fmt: skip

@@ -16,6 +16,7 @@ from tilecat.sim import (
     bulk,
     carry,
     cp_async,
+    generic,
     local_memory,
     mbarrier,
     memory,
@@ -34,7 +35,7 @@ from tilecat.sim.report import Conflict, Result
 TABLE = (
     *mbarrier.TABLE, *barriers.TABLE, *bulk.TABLE, *wgmma.TABLE, *memory.TABLE, *warp.TABLE,
     *atomics.TABLE, *cp_async.TABLE, *tensormap.TABLE, *mma_sync.TABLE, *local_memory.TABLE,
-    *carry.TABLE, *variables.TABLE,
+    *carry.TABLE, *variables.TABLE, *generic.TABLE,
 )  # fmt: skip
 _DEFAULT_LIMIT = 50_000_000
 _MAP_BYTES = 128
