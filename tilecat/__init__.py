@@ -16,6 +16,7 @@ from .errors import (
     SyncError,
     TileError,
 )
+from .language.complex import ComplexTile, complex_tile
 from .language.control import one_thread, otherwise, when
 from .language.control import range_ as range
 from .language.functions import (
@@ -48,6 +49,7 @@ from .language.functions import (
 )
 from .language.matrix import (
     as_a,
+    complex_mma,
     k_order,
     mma_AB,
     mma_ABt,
@@ -104,6 +106,9 @@ __all__ = [
     "col_min",
     "col_prod",
     "col_sum",
+    "complex_mma",
+    "complex_tile",
+    "ComplexTile",
     "copy",
     "cta_id",
     "DType",
