@@ -38,6 +38,7 @@ from .language.clusters import (
     num_clusters,
     peer,
 )
+from .language.complex import ComplexTile, complex_tile
 from .language.control import one_thread, otherwise, when
 from .language.control import range_ as range
 from .language.functions import (
@@ -67,6 +68,7 @@ from .language.functions import (
 )
 from .language.matrix import (
     as_a,
+    complex_mma,
     k_order,
     mma_AB,
     mma_ABt,
@@ -148,6 +150,9 @@ __all__ = [
     "col_min",
     "col_prod",
     "col_sum",
+    "complex_mma",
+    "complex_tile",
+    "ComplexTile",
     "copy",
     "copy_async",
     "copy_commit",

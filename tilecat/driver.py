@@ -229,6 +229,7 @@ class KernelFunction:
         views = [self._view(a) for a in args]
         bound, compiled = self._prepare(views, params)
         bound.check(views, compiled.outputs)
+        _check_count(self.__name__, "grid", grid, 1)
         if bound.empty(compiled.outputs):
             return
         if bound.device == "cpu":
@@ -252,7 +253,11 @@ class KernelFunction:
         compiled = self.specialize(bound.specialization, target)
         bound.check(views, compiled.outputs)
         if bound.device != "cpu":
-            raise ResourceError(f"simulate: wants arrays in CPU memory, got {bound.device}")
+            raise ResourceError(
+                f"simulate: wants arrays in CPU memory, got {bound.device}", hint="x.cpu()"
+            )
+        _check_count("simulate", "grid", run.get("grid"), 1)
+        _check_count("simulate", "seed", run.get("seed"), 0)
         return compiled.simulate(views, **run)
 
     @staticmethod
@@ -281,6 +286,15 @@ class KernelFunction:
             self._prepared.clear()
         self._prepared[key] = (bound, compiled)
         return bound, compiled
+
+
+def _check_count(who: str, name: str, value: Any, low: int) -> None:
+    if value is None or (isinstance(value, int | np.integer) and value >= low):
+        return
+    raise ResourceError(
+        f"{who}: {name} is an int from {low} up, got {name}={value!r} ({type(value).__name__})",
+        hint="kernels have one line of CTAs, which share the tasks: grid=132" * (name == "grid"),
+    )
 
 
 def raise_reports(name: str, result: Any) -> None:

@@ -128,7 +128,7 @@ def attention(
     """
     query, key, value = view(q), view(k), view(v)
     _check_attention(query, key, value)
-    if isinstance(scale, int | float | np.number) and not 0 < scale < math.inf:
+    if not (scale is None or _is_scale(scale)):
         raise LayoutError(
             f"attention: the scale of the scores is positive and finite, got scale={scale!r}",
             hint="for a negative scale, negate q; for zero, every output is the mean of v",
@@ -146,6 +146,11 @@ def attention(
         query, key, value, out, lse, chosen, consumers=consumers, pingpong=consumers == 3
     )
     return (out, lse) if return_lse else out
+
+
+def _is_scale(value: Any) -> bool:
+    number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+    return number and bool(0 < value < math.inf)
 
 
 def _check_attention(query: ArrayView, key: ArrayView, value: ArrayView) -> None:

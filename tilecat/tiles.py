@@ -431,7 +431,7 @@ class _Register:
                 f"warpgroup), got {names[0]}={along}",
                 hint=f"nearest legal: {along // 16 * 16 or 16} and {along // 16 * 16 + 16}",
             )
-        step = {32: 8, 16: 16, 8: 32}[dtype.bits]
+        step = 32 if dtype.bits == 8 else 8
         if across % step:
             low = across // step * step
             raise LayoutError(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import Any
 
 import numpy as np
 import pytest
+from ops_cases import CASES as OPS
+from ops_cases import COLS, ROWS, TILE, N, OpCase, S, check, kernel_of, operands
 
 import tilecat as tc
 from tilecat import bf16, f16, f32, gl, rt, st
@@ -82,6 +85,37 @@ def test_swizzled_tiles_of_the_kernels_have_no_conflict(name: str):
     assert {access.name for access in accesses} <= {"a", "b", "c", "q", "k", "v", "out"}
     widths = {a.width_bytes for a in accesses if a.op == "StoreShared"}
     assert widths == {16}
+
+
+BETWEEN_WARPS = (
+    OpCase("col_sum", lambda k: tc.zeros(TILE) + tc.col_sum(k.x), lambda k: k.x.sum(0)),
+    OpCase("tile_sum", lambda k: tc.full(TILE, tc.tile_sum(k.x)), lambda k: k.x.sum()),
+)
+
+
+@pytest.mark.parametrize("case", BETWEEN_WARPS, ids=str)
+def test_exchanges_between_warps_are_listed_as_measured(case: OpCase):
+    arrays = operands()
+    out = np.zeros((ROWS, COLS), np.float32)
+    kernel = kernel_of(case)
+    result = kernel.simulate(arrays.X, arrays.Y, arrays.R, arrays.C, out, N, S, grid=1)
+    check(OpCase("", case.body, case.reference, 2.0**-20), out, arrays)
+    compiled = compiled_of(kernel)
+    assert static(compiled) == measured(result)
+    assert {(a.name, a.ways) for a in shared_accesses(compiled.kernel)} == {("scratch", 1.0)}
+
+
+@pytest.mark.parametrize(
+    "case", [c for c in (*OPS, *BETWEEN_WARPS) if "inline" not in c.name], ids=str
+)
+def test_every_access_in_the_text_is_listed(case: OpCase):
+    compiled = kernel_of(case).compile()
+    pattern = r"^\s+(?:@\S+ )?((?:ld|st)\.shared|(?:ld|st)matrix)\."
+    written = Counter(re.findall(pattern, compiled.ptx, re.M))
+    listed = Counter(
+        r.instruction for access in shared_accesses(compiled.kernel) for r in access.requests
+    )
+    assert listed == written
 
 
 def roundtrip(kind: SharedTileType) -> KernelFunction:

@@ -172,13 +172,19 @@ def wrong_b_transposed(k: Any) -> None:
     tc.mma_ABt(acc, a, a)
 
 
-@pytest.mark.parametrize(("body", "name"), [(wrong_b, "mma_AB"), (wrong_b_transposed, "mma_ABt")])
-def test_mma_rejects_b_in_registers(body, name: str):
+@pytest.mark.parametrize(
+    ("body", "name", "shown"),
+    [
+        (wrong_b, "mma_AB", "rt[bf16, 64, 64]"),
+        (wrong_b_transposed, "mma_ABt", "rt[bf16, 64, 64, col]"),
+    ],
+)
+def test_mma_rejects_b_in_registers(body, name: str, shown: str):
     fails(
         lambda: traced(body),
         tc.LayoutError,
         f"{name}: B of a warpgroup's mma lies in shared memory, row or column order, "
-        "got b=rt[bf16, 64, 64] (registers)",
+        f"got b={shown} (registers, as K x N)",
         at=f"tc.{name}(",
         hint="s = tc.shared(tc.st[tc.bf16, 64, 64]); tc.store(s, b); tc.sync(); "
         f"tc.{name}(acc, a, s)",
@@ -205,8 +211,13 @@ def test_mma_rejects_an_accumulator_of_another_type():
         a, b, _ = tiles(k)
         tc.mma_AB(a, a, b)
 
-    with pytest.raises(tc.DTypeError, match="A and B have one dtype .* a=bf16, b=bf16, acc=bf16"):
-        traced(body)
+    fails(
+        lambda: traced(body),
+        tc.DTypeError,
+        "mma_AB: the accumulator of bf16 x bf16 is f32, got a=bf16, b=bf16, acc=bf16",
+        at="tc.mma_AB(",
+        hint="make it f32, and convert after: tc.cast(acc, tc.bf16)",
+    )
 
 
 # ---- resources

@@ -15,3 +15,11 @@ CASES = (*BARRIERS, *CLUSTERS, *TRANSFERS)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_memory_case(case: MemoryCase):
     run_on_machine(case)
+
+
+FAMILIES = {case.name.rpartition(" ")[0]: case for case in CASES}
+
+
+@pytest.mark.parametrize("case", FAMILIES.values(), ids=str)
+def test_memory_case_assembles(case: MemoryCase):
+    case.kernel.compile(*case.arrays().values(), **case.params)

@@ -8,6 +8,7 @@ from ops_cases import CASES, COLS, ROWS, N, OpCase, S, check, kernel_of, operand
 
 import tilecat as tc
 from tilecat import f32, gl, rt, rv, st
+from tilecat.tiles import SharedTileType
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -86,3 +87,24 @@ def test_tiles_of_a_grid_are_shared_between_ctas():
     bias, out = rng.standard_normal(70).astype(np.float32), np.zeros((3, 40, 70), np.float32)
     adds(x, bias, out)
     np.testing.assert_array_equal(out, x + bias)
+
+
+@pytest.mark.parametrize("order", ["row", "col"])
+@pytest.mark.parametrize("swizzle", [0, 32, 64, 128])
+@pytest.mark.parametrize("dtype", [tc.bf16, f32], ids=str)
+def test_tile_passes_through_every_swizzle(dtype: tc.DType, swizzle: int, order: str):
+    """Narrow panels: warps of a column-ordered tile, and registers of a row-ordered one, cross."""
+    kind = SharedTileType(dtype, 64, 64, order, swizzle)
+
+    @tc.kernel
+    def passes(X: gl[dtype, "M", "N"], Z: gl[dtype, "M", "N"]):
+        with tc.warpgroup():
+            tile = tc.shared(kind)
+            tc.store(tile, tc.load(X[0, 0], rt[dtype, 64, 64]))
+            tc.sync()
+            tc.store(Z[0, 0], tc.load(tile))
+
+    x = np.random.default_rng(1).standard_normal((64, 64)).astype(dtype.numpy)
+    out = np.zeros_like(x)
+    passes(x, out, grid=1)
+    np.testing.assert_array_equal(out, x)

@@ -46,6 +46,7 @@ class Case:
         reference: function in `references`.
         warps, stages, ctas: compile options.
         slow: left out of the short run.
+        heavy: in the short run at the random schedule only.
         debug: keep the DWARF sections, with paths blotted out.
         aligned: promise that integers divisible by 16 are.
     """
@@ -60,6 +61,7 @@ class Case:
     stages: int = 3
     ctas: int = 1
     slow: bool = False
+    heavy: bool = False
     debug: bool = False
     aligned: bool = True
     options: dict[str, object] = field(default_factory=dict)
@@ -102,7 +104,7 @@ def _pointer(name, dtypes, sizes, tile, **options) -> Case:
     return Case(name, "gemm_pointer", constants, args, grid, "gemm_kn", **options)
 
 
-def _attention(name, dtype, sizes, tile, *, causal, **options) -> Case:
+def _attention(name, dtype, sizes, tile, *, causal, kernel="attention", **options) -> Case:
     (heads, n, d), (tile_m, tile_n) = sizes, tile
     shape = (heads, n, d)
     args = (
@@ -110,10 +112,12 @@ def _attention(name, dtype, sizes, tile, *, causal, **options) -> Case:
         Array("o", dtype, shape, "out"), Scalar("N", n),
         Scalar("scale", d ** -0.5 * 1.4426950408889634, "fp32"),
     )
-    constants = {"D": d, "BM": tile_m, "BN": tile_n, "CAUSAL": causal}
+    constants = {"D": d, "BM": tile_m, "BN": tile_n}
+    if kernel == "attention":
+        constants["CAUSAL"] = causal
     reference = "attention_causal" if causal else "attention"
     grid = (_up(n, tile_m), heads, 1)
-    return Case(name, "attention", constants, args, grid, reference, **options)
+    return Case(name, kernel, constants, args, grid, reference, **options)
 
 
 _BF16 = ("bf16", "bf16", "bf16")
@@ -124,23 +128,26 @@ _TF32 = ("fp32", "fp32", "fp32")
 
 TMA = (
     _tma("gemm_bf16", _BF16, (128, 256, 320), (128, 128, 64)),
-    _tma("gemm_bf16_odd", _BF16, (200, 264, 72), (128, 128, 64), stages=2, aligned=False),
-    _tma("gemm_f16_64x128", ("fp16", "fp16", "fp32"), (128, 256, 192), (64, 128, 64), stages=4),
+    _tma("gemm_bf16_odd", _BF16, (200, 264, 72), (128, 128, 64), stages=2, aligned=False,
+         heavy=True),
+    _tma("gemm_f16_64x128", ("fp16", "fp16", "fp32"), (128, 256, 192), (64, 128, 64), stages=4,
+         heavy=True),
     _tma("gemm_bf16_128x256", _BF16, (128, 512, 192), (128, 256, 64), warps=8, slow=True),
     _tma("gemm_bf16_k32", _BF16, (128, 128, 96), (128, 128, 32)),
     _tma("gemm_bf16_k16", _BF16, (128, 128, 80), (128, 128, 16)),
-    _tma("gemm_bf16_ta", _BF16_F32, (192, 128, 128), (128, 128, 64), majors=("M", "K")),
-    _tma("gemm_bf16_tb", _BF16_F32, (128, 192, 320), (128, 128, 64), majors=("K", "N")),
+    _tma("gemm_bf16_ta", _BF16_F32, (192, 128, 128), (128, 128, 64), majors=("M", "K"), heavy=True),
+    _tma("gemm_bf16_tb", _BF16_F32, (128, 192, 320), (128, 128, 64), majors=("K", "N"), heavy=True),
     _tma("gemm_f16_tab", ("fp16", "fp16", "fp16"), (128, 128, 128), (128, 128, 64),
          majors=("M", "N")),
     _tma("gemm_bf16_tb_n32", _BF16_F32, (128, 64, 128), (128, 32, 64), majors=("K", "N")),
-    _tma("gemm_e4m3", _E4M3, (128, 128, 640), (128, 128, 128)),
-    _tma("gemm_e5m2_e4m3", _E5M2_E4M3, (128, 128, 256), (128, 128, 64)),
-    _tma("gemm_e4m3_tb", _E4M3, (128, 128, 256), (128, 128, 128), majors=("K", "N")),
+    _tma("gemm_e4m3", _E4M3, (128, 128, 640), (128, 128, 128), heavy=True),
+    _tma("gemm_e5m2_e4m3", _E5M2_E4M3, (128, 128, 256), (128, 128, 64), heavy=True),
+    _tma("gemm_e4m3_tb", _E4M3, (128, 128, 256), (128, 128, 128), majors=("K", "N"), heavy=True),
     _tma("gemm_tf32", _TF32, (128, 128, 96), (128, 128, 32)),
-    _tma("gemm_tf32_tb", _TF32, (128, 128, 128), (128, 128, 32), majors=("K", "N")),
+    _tma("gemm_tf32_tb", _TF32, (128, 128, 128), (128, 128, 32), majors=("K", "N"), heavy=True),
     _tma("gemm_s8", ("i8", "i8", "i32"), (128, 128, 640), (128, 128, 128)),
-    _tma("gemm_specialized", _BF16, (256, 128, 256), (128, 128, 64), kernel="gemm_specialized"),
+    _tma("gemm_specialized", _BF16, (256, 128, 256), (128, 128, 64), kernel="gemm_specialized",
+         heavy=True),
     _tma("gemm_persistent", _BF16, (256, 384, 128), (128, 128, 64), kernel="gemm_persistent",
          slow=True),
     _tma("gemm_cluster", _BF16, (256, 256, 192), (128, 128, 64), ctas=2, slow=True),
@@ -151,7 +158,7 @@ TMA = (
             Array("b", "bf16", (152, 136), block=(128, 64)),
             Array("c", "bf16", (200, 152), "out", block=(128, 128)), Scalar("K", 136),
         ),
-        (2, 2, 1), "gemm_kk",
+        (2, 2, 1), "gemm_kk", heavy=True,
     ),
     Case(
         "batched_tma", "batched_tma", {"BM": 64, "BN": 64, "BK": 32},
@@ -166,7 +173,8 @@ TMA = (
 
 POINTER = (
     _pointer("pointer_f16", ("fp16", "fp32"), (128, 128, 128), (64, 128, 32)),
-    _pointer("pointer_bf16_masked", ("bf16", "fp32"), (100, 136, 72), (64, 64, 32), aligned=False),
+    _pointer("pointer_bf16_masked", ("bf16", "fp32"), (100, 136, 72), (64, 64, 32), aligned=False,
+             heavy=True),
     _pointer("mma_f16", ("fp16", "fp16"), (32, 32, 64), (32, 32, 32), warps=2),
     _pointer("mma_tf32", ("fp32", "fp32"), (32, 64, 64), (32, 32, 32), warps=2),
     _pointer("mma_s8", ("i8", "i32"), (32, 64, 128), (32, 32, 64), warps=2),
@@ -188,14 +196,16 @@ POINTER = (
             Array("scale", "fp32", (64,)), Array("c", "fp32", (64, 64), "out"),
             Scalar("M", 64), Scalar("N", 64), Scalar("K", 128),
         ),
-        (1, 1, 1), "gemm_int4",
+        (1, 1, 1), "gemm_int4", heavy=True,
     ),
 )
 
 ATTENTION = (
-    _attention("attention", "bf16", (2, 256, 64), (128, 64), causal=False, stages=2),
+    _attention("attention", "bf16", (2, 256, 64), (128, 64), causal=False, stages=2, heavy=True),
     _attention("attention_causal", "fp16", (1, 200, 128), (64, 64), causal=True, stages=2,
                slow=True),
+    _attention("attention_specialized", "bf16", (1, 256, 64), (128, 64), causal=False,
+               kernel="attention_specialized", slow=True),
 )
 _N = 1000
 
@@ -300,6 +310,34 @@ PLAIN = (
         (Array("x", "i32", (300,)), Array("y", "i32", (300,)), Array("z", "i64", (7, 300), "out"),
          Scalar("n", 300)),
         (2, 1, 1), "integers", aligned=False,
+    ),
+    Case(
+        "trigonometry", "trigonometry", {"B": 256},
+        (Array("x", "fp32", (500,)), Array("y", "fp32", (2, 500), "out"), Scalar("n", 500)),
+        (2, 1, 1), "trigonometry", aligned=False, heavy=True,
+    ),
+    Case(
+        "doubles", "doubles", {"B": 256},
+        (Array("x", "fp64", (200,)), Array("y", "fp64", (200,), "out"), Scalar("n", 200)),
+        (1, 1, 1), "doubles", aligned=False,
+    ),
+    Case(
+        "pick", "pick", {"R": 16, "C": 64, "K": 8},
+        (Array("x", "fp32", (16, 64)), Array("i", "i32", (16, 64)),
+         Array("y", "fp32", (16, 64), "out"), Array("z", "fp32", (16, 8), "out")),
+        (1, 1, 1), "pick",
+    ),
+    Case(
+        "spin_lock", "spin_lock", {"B": 128},
+        (Array("x", "fp32", (_N,)), Array("y", "fp32", (128,), "sum"),
+         Array("flag", "i32", (1,), "sum"), Scalar("n", _N)),
+        (8, 1, 1), "spin_lock", aligned=False,
+    ),
+    Case(
+        "atomics", "atomics", {"B": 256},
+        (Array("x", "fp32", (500,)), Array("y", "fp32", (4, 500), "sum"),
+         Array("old", "fp32", (500,), "out"), Scalar("n", 500)),
+        (2, 1, 1), "atomics", aligned=False,
     ),
 )
 

@@ -21,6 +21,8 @@ RANGES = {
     ("scatter_add", "x"): (-8, 9), ("scatter_add", "index"): (0, 64),
     ("scatter_add", "y"): (-8, 9), ("scatter_add", "count"): (0, 9),
     ("last_program", "x"): (-99, 99), ("last_program", "ticket"): (0, 1),
+    ("pick", "i"): (0, 64), ("spin_lock", "x"): (-9, 9), ("spin_lock", "y"): (-9, 9),
+    ("spin_lock", "flag"): (0, 1),
     ("reductions", "i"): INT32, ("scans", "i"): INT32, ("integers", "x"): INT32,
 }
 EDGES = (0.0, -0.0, np.inf, -np.inf, np.nan, 1e-30, -1e-9, 3e-7, 65519.9, 65520.0, 448.0, 464.0,
@@ -58,6 +60,9 @@ def _input(generator: np.random.Generator, case: Case, arg: Array) -> np.ndarray
     if arg.name == "decay":
         return generator.uniform(0.5, 1.0, arg.shape).astype(dtype)
     numbers = generator.standard_normal(arg.shape)
+    if case.name == "trigonometry":
+        numbers *= 100
+        numbers[:5] = (1e5, 3e6, 1e20, -7e10, 0.0)
     if case.name == "convert":
         numbers *= 10.0 ** generator.integers(-6, 6, arg.shape)
         numbers[: len(EDGES)] = EDGES

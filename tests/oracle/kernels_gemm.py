@@ -189,3 +189,29 @@ def attention(
         acc = tl.dot(p.to(x.dtype), dv.load([j, 0]), acc * fade[:, None])
         high = top
     do.store([start, 0], (acc / total[:, None]).to(o.dtype.element_ty))
+
+
+@triton.jit
+def attention_specialized(q, k, v, o, N, scale, D: tl.constexpr, BM: tl.constexpr,
+                          BN: tl.constexpr):
+    """O = softmax(Q K^T * scale) V for each head, loads and products in different warps."""
+    head = tl.program_id(1)
+    start = tl.program_id(0) * BM
+    size = N * D
+    dq = tl.make_tensor_descriptor(q + head * size, [N, D], [D, 1], [BM, D])
+    dk = tl.make_tensor_descriptor(k + head * size, [N, D], [D, 1], [BN, D])
+    dv = tl.make_tensor_descriptor(v + head * size, [N, D], [D, 1], [BN, D])
+    do = tl.make_tensor_descriptor(o + head * size, [N, D], [D, 1], [BM, D])
+    x = dq.load([start, 0])
+    high = tl.full((BM,), float("-inf"), tl.float32)
+    total = tl.zeros((BM,), tl.float32)
+    acc = tl.zeros((BM, D), tl.float32)
+    for j in tl.range(0, N, BN, warp_specialize=True):
+        s = tl.dot(x, dk.load([j, 0]).T) * scale
+        top = tl.maximum(high, tl.max(s, 1))
+        p = tl.math.exp2(s - top[:, None])
+        fade = tl.math.exp2(high - top)
+        total = total * fade + tl.sum(p, 1)
+        acc = tl.dot(p.to(x.dtype), dv.load([j, 0]), acc * fade[:, None])
+        high = top
+    do.store([start, 0], (acc / total[:, None]).to(o.dtype.element_ty))

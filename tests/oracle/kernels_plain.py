@@ -188,3 +188,59 @@ def integers(x, y, z, n, B: tl.constexpr):
     tl.store(z + 4 * n + at, tl.minimum(tl.maximum(a, -100), b).to(tl.int64), keep)
     tl.store(z + 5 * n + at, a.to(tl.int64) % (b.to(tl.int64) + 7), keep)
     tl.store(z + 6 * n + at, tl.umulhi(a.to(tl.uint32), b.to(tl.uint32)).to(tl.int64), keep)
+
+
+@triton.jit
+def trigonometry(x, y, n, B: tl.constexpr):
+    """Sine and cosine, of arguments too large for a short reduction too."""
+    at = tl.program_id(0) * B + tl.arange(0, B)
+    keep = at < n
+    v = tl.load(x + at, keep, other=0.0)
+    tl.store(y + at, tl.sin(v), keep)
+    tl.store(y + n + at, tl.cos(v * 1000.0), keep)
+
+
+@triton.jit
+def doubles(x, y, n, B: tl.constexpr):
+    """Exponential, root, logarithm and a sum in float64."""
+    at = tl.arange(0, B)
+    keep = at < n
+    v = tl.load(x + at, keep, other=1.0)
+    total = tl.sum(tl.where(keep, v, 0.0), 0)
+    tl.store(y + at, tl.exp(v) * tl.sqrt(v * v + 1.0) / total + tl.log(tl.abs(v) + 1.0), keep)
+
+
+@triton.jit
+def pick(x, i, y, z, R: tl.constexpr, C: tl.constexpr, K: tl.constexpr):
+    """y = elements of rows by index, z = the K largest of each row."""
+    row = tl.arange(0, R)[:, None]
+    at = row * C + tl.arange(0, C)[None, :]
+    v = tl.load(x + at)
+    tl.store(y + at, tl.gather(v, tl.load(i + at), 1))
+    tl.store(z + row * K + tl.arange(0, K)[None, :], tl.topk(v, K))
+
+
+@triton.jit
+def spin_lock(x, y, flag, n, B: tl.constexpr):
+    """y += x by every program in turn, under a lock."""
+    at = tl.program_id(0) * B + tl.arange(0, B)
+    v = tl.load(x + at, at < n, other=0.0)
+    while tl.atomic_cas(flag, 0, 1) == 1:
+        pass
+    tl.debug_barrier()
+    place = y + tl.arange(0, B)
+    tl.store(place, tl.load(place) + v)
+    tl.debug_barrier()
+    tl.atomic_xchg(flag, 0)
+
+
+@triton.jit
+def atomics(x, y, old, n, B: tl.constexpr):
+    """Rows of y: add, maximum, minimum, exchange of floats; old = the sums before."""
+    at = tl.program_id(0) * B + tl.arange(0, B)
+    keep = at < n
+    v = tl.load(x + at, keep, other=0.0)
+    tl.store(old + at, tl.atomic_add(y + at, v, keep), keep)
+    tl.atomic_max(y + n + at, v, keep)
+    tl.atomic_min(y + 2 * n + at, v, keep)
+    tl.atomic_xchg(y + 3 * n + at, v, keep)

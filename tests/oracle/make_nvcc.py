@@ -16,18 +16,23 @@ from pathlib import Path
 SOURCES = Path(__file__).parent / "nvcc"
 FOLDER = Path(__file__).parent / "sm_90a_nvcc"
 _ENTRY = re.compile(r"^\.visible \.entry (\w+)\(.*?^\}\n(?=\s*(?:\.visible|\Z))", re.M | re.S)
+_VARIABLE = re.compile(
+    r"^(?:\.visible )?\.(?:extern \.shared|const|global)\b[^;=]*?(\w+)(?:\[\d*\])?"
+    r"(?: =[^;]*)?;\n",
+    re.M,
+)
 
 
 def split(text: str) -> dict[str, str]:
-    """One module an entry: the header, the extern shared array if it is used, the entry."""
+    """One module an entry: the header, the module's variables that it uses, the entry."""
     head = re.search(r"\.version.*?\.address_size \d+\n", text, re.S)[0]
-    extern = re.search(r"^\.extern \.shared[^;]*?(\w+)\[\];\n", text, re.M)
+    variables = list(_VARIABLE.finditer(text))
     text = re.sub(r"^\s*//[^\n]*\n", "", text, flags=re.M)
     modules = {}
     for entry in _ENTRY.finditer(text):
-        uses = extern and re.search(rf"\b{extern[1]}\b", entry[0])
+        used = [v[0] for v in variables if re.search(rf"\b{v[1]}\b", entry[0])]
         body = re.sub(r"\n{2,}", "\n", entry[0])
-        modules[entry[1]] = f"{head}\n{extern[0] if uses else ''}{body}"
+        modules[entry[1]] = "".join([head, "\n", *used, body])
     return modules
 
 

@@ -288,7 +288,38 @@ def exchange(g: np.random.Generator) -> Launch:
     return Launch((4,), [x, _poison(512, dtype=np.int32)], {1: expected})
 
 
+def neighbours(g: np.random.Generator) -> Launch:
+    x = g.integers(-99, 99, 512).astype(np.int32)
+    mine = x.reshape(2, 2, 128)
+    expected = ((mine + 1000) * 3 + mine[:, ::-1]).astype(np.int32).ravel()
+    return Launch((4,), [x, _poison(512, dtype=np.int32)], {1: expected})
+
+
+def local_array(g: np.random.Generator) -> Launch:
+    x = g.integers(-99, 99, 200).astype(np.int32)
+    expected = []
+    for v in x.tolist():
+        a, s, j = [v * k + k * k for k in range(16)], 0, v & 15
+        for _ in range(8):
+            s = _signed(s + a[j], 32)
+            a[j] ^= s
+            j = (j * 5 + 3) & 15
+        expected.append(_signed(s + a[v & 7], 32))
+    args = [200, x, _poison(200, dtype=np.int32)]
+    return Launch((2,), args, {2: np.array(expected, np.int32)})
+
+
+def variables(g: np.random.Generator) -> Launch:
+    x, c = _normal(g, 128), np.array([1, -0.5, 0.25, 2])
+    v = x.astype(np.float64)
+    y = ((c[3] * v + c[2]) * v + c[1]) * v + c[np.arange(128) & 3]
+    size = ((c[3] * np.abs(v) + c[2]) * np.abs(v) + 1) * np.abs(v) + 2
+    value, error = np.append(y, [3, 7]), np.append(4 * TRUNCATION * size, [0, 0])
+    return Launch((1,), [x, _poison(130)], {1: Reference(value, error)})
+
+
 NVCC_CASES: tuple[Callable[[np.random.Generator], Launch], ...] = (
     saxpy, block_sum, transpose, collatz, switches, votes, groups, bits, maths, rounding, halves,
-    byte_histogram, atomics, ticket_sum, copy_ring, copy_arrive, bulk, exchange,
+    byte_histogram, atomics, ticket_sum, copy_ring, copy_arrive, bulk, exchange, local_array,
+    neighbours, variables,
 )  # fmt: skip

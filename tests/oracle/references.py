@@ -272,3 +272,35 @@ def integers(x: Arrays, case: Case) -> Expected:
         np.minimum(np.maximum(a, -100), b), a - divide(a, modulus) * modulus, high,
     ]
     return {"z": np.stack([row.astype(np.int64) for row in rows])}
+
+
+def trigonometry(x: Arrays, case: Case) -> Expected:
+    """At most 2 units (CUDA programming guide, table of sinf and cosf) of numbers near 1."""
+    v = as_float64(x["x"])
+    large = as_float64(x["x"] * np.float32(1000))
+    return {"y": Reference(np.stack([np.sin(v), np.cos(large)]), np.float64(4 * TRUNCATION))}
+
+
+def doubles(x: Arrays, case: Case) -> Expected:
+    v = x["x"]
+    y = np.exp(v) * np.sqrt(v * v + 1) / v.sum() + np.log(np.abs(v) + 1)
+    loss = np.abs(v).sum() / np.abs(v.sum())  # of the sum, in which terms cancel
+    return {"y": Reference(y, 2.0**-49 * (4 + loss) * (1 + np.abs(y)))}
+
+
+def pick(x: Arrays, case: Case) -> Expected:
+    v = x["x"]
+    return {"y": np.take_along_axis(v, x["i"], 1), "z": -np.sort(-v, 1)[:, : case.constants["K"]]}
+
+
+def spin_lock(x: Arrays, case: Case) -> Expected:
+    programs, block = case.grid[0], case.constants["B"]
+    padded = np.zeros(programs * block, np.float32)
+    padded[: len(x["x"])] = x["x"]
+    return {"y": x["y"] + padded.reshape(programs, block).sum(0), "flag": x["flag"]}
+
+
+def atomics(x: Arrays, case: Case) -> Expected:
+    v, y = x["x"], x["y"]
+    rows = [y[0] + v, np.maximum(y[1], v), np.minimum(y[2], v), v]
+    return {"y": np.stack(rows), "old": y[0]}

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import pytest
 
+from . import nvcc_cases, test_nvcc
 from .cases import CASES
 from .test_oracle import FOLDER, run_case
 
@@ -50,3 +52,21 @@ def test_deleted_instruction_is_reported(name, pattern, occurrence, kinds):
     result, _, _ = run_case(BY_NAME[name], 0, text)
     found = {report.kind for report in result.reports}
     assert found & kinds, f"{found}: {result}"
+
+
+@pytest.mark.parametrize("occurrence", [0, 1])
+def test_missing_fence_between_ctas_is_reported(occurrence):
+    text = (test_nvcc.FOLDER / "ticket_sum.ptx").read_text()
+    launch = nvcc_cases.ticket_sum(np.random.default_rng(0))
+    mutant = without(text, r"membar\.gl", occurrence)
+    result = test_nvcc.run_kernel("ticket_sum", launch, 0, mutant)
+    assert {report.kind for report in result.reports} == {"global-race"}
+
+
+@pytest.mark.parametrize("operation", ["cas", "exch"])
+def test_relaxed_lock_is_reported(operation):
+    text = (FOLDER / "spin_lock.ptx").read_text()
+    mutant, count = re.subn(rf"acq_rel((?:\.gpu)?\.{operation})", r"relaxed\1", text)
+    assert count == 1
+    result, _, _ = run_case(BY_NAME["spin_lock"], 0, mutant)
+    assert {report.kind for report in result.reports} == {"global-race"}

@@ -15,6 +15,7 @@ import pytest
 from reference import Reference, assert_close
 
 from tilecat import sim
+from tilecat.errors import MachineError
 
 from . import references
 from .cases import CASES, Case
@@ -76,12 +77,15 @@ def assert_matches(actual: np.ndarray, expected: Reference | np.ndarray) -> None
     np.testing.assert_array_equal(actual, expected)
 
 
-def _marked(case: Case):
-    return pytest.param(case, id=case.name, marks=pytest.mark.slow if case.slow else ())
+def _marked(case: Case, seed: int):
+    slow = case.slow or case.heavy and seed != SEEDS[-1]
+    marks = pytest.mark.slow if slow else ()
+    return pytest.param(case, seed, id=f"{case.name}-{seed}", marks=marks)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("case", [_marked(case) for case in CASES])
+@pytest.mark.parametrize(
+    ("case", "seed"), [_marked(case, seed) for case in CASES for seed in SEEDS]
+)
 def test_machine_runs_foreign_kernel(case, seed):
     result, arrays, expected = run_case(case, seed)
     assert not result.reports, "\n".join(str(report) for report in result.reports)
@@ -115,3 +119,11 @@ def test_texts_hold_no_path_and_stay_small():
         assert not re.search(r'\.file\s+\d+\s+"[^"]*/', text), path.name
         letters = re.sub(r"\s*\.b8\s+(\d+)[^\n]*\n", lambda m: chr(int(m[1]) % 128), text)
         assert not re.search(r"/\w+/\w+", letters), path.name
+
+
+def test_launch_beyond_shared_memory_is_refused():
+    launch = LAUNCHES["vector_add"]
+    args = arguments(launch, arrays_of(CASES[[case.name for case in CASES].index("vector_add")]))
+    text = (FOLDER / "vector_add.ptx").read_text()
+    with pytest.raises(MachineError, match="at most 232448 bytes of shared memory"):
+        sim.run(text, grid=(2, 1, 1), args=args, smem_bytes=232449)

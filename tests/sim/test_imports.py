@@ -6,7 +6,7 @@ from pathlib import Path
 import tilecat.sim
 
 ALLOWED = {"tilecat.errors", "tilecat.addresses", "tilecat.dtypes"}
-OUTSIDE = {"numpy", "ml_dtypes"}
+OUTSIDE = {"numpy", "ml_dtypes", "threadpoolctl"}
 STANDARD = {
     "__future__", "bisect", "collections", "ctypes", "dataclasses", "functools", "re", "struct",
     "typing",

@@ -10,7 +10,8 @@ from .texts import clean, kernel, pointers, run
 
 UNKNOWN = [
     "add.rz.f64 %e1, %e2, %e3;", "add.cc.u16 %h1, %h2, %h3;", "mov.v2.u32 %r1, %r2;",
-    "ld.global.v3.b32 {%r1, %r2, %r3}, [%d1];", "ld.u32 %r1, [%d1];", "st.param.b32 [%r1], %r2;",
+    "ld.global.v3.b32 {%r1, %r2, %r3}, [%d1];", "isspacep.shared %p1, %d1;",
+    "st.param.b32 [%r1], %r2;",
     "ld.shared.acquire.cta.b32 %r1, [%r2];", "call foo;", "brkpt;", "cvt.f32.f64 %f1, %e1;",
     "cvt.rn.f32.f16 %f1, %h1;", "mul.u32 %r1, %r2, %r3;", "bra.cond L;", "fence.proxy.weird;",
     "mbarrier.try_wait.parity.shared::cluster.b64 %p1, [%r1], 0;", "shl.u32 %r1, %r2, 1;",

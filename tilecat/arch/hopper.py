@@ -16,8 +16,9 @@ _INT8 = tuple(product(("s8", "u8"), repeat=2))
 
 def _wgmma(a: str, b: str, accumulator: str, k: int, ns: tuple[int, ...] = _N) -> MmaForm:
     wide, floats = k == 16, accumulator != "s32"
+    version = "8.0" if floats or a == b else "8.4"  # ptxas 13.5: mixed integers from 8.4 on
     source = f"PTX ISA 9.7.15.2, wgmma.mma_async: table of shapes, .m64nNk{k}"
-    return MmaForm(WGMMA, a, b, accumulator, 64, ns, k, source, mn_major=wide, signs=floats)
+    return MmaForm(WGMMA, a, b, accumulator, 64, ns, k, source, wide, floats, version)
 
 
 def _mma(a: str, b: str, accumulator: str, k: int, version: str = "8.0") -> MmaForm:

@@ -27,7 +27,7 @@ class TileAccess:
 
     @property
     def instruction(self) -> str:
-        """Name of its instructions: an op uses one kind."""
+        """Name of its first instruction."""
         return self.requests[0].instruction
 
     @property
@@ -57,7 +57,9 @@ def shared_accesses(kernel: Kernel) -> tuple[TileAccess, ...]:
 
 
 def _tile_of(op: Op) -> str:
-    """Name of the allocation behind the op's shared tile."""
+    """Name of the allocation behind the op's shared tile, or `scratch` between warps."""
+    if getattr(op, "scratch", None) is not None:
+        return "scratch"
     value: Value | None = getattr(op, "shared", None) or getattr(op, "tile", None)
     while value is not None and value.op is not None:
         if isinstance(value.op, AllocShared):

@@ -10,12 +10,11 @@ from ..ir import Block, Kernel, Op, Value
 from ..ops.control import RoleSection
 from ..ops.memory import WARPGROUP_THREADS, AllocScratch, AllocShared
 from ..ops.mma import Mma
-from ..ops.sync import AllocBarriers
+from ..ops.sync import BARRIER_BYTES, AllocBarriers
 from ..ops.views import storage
 from ..tiles import RegTileType
 
 SCRATCH_ALIGN = 16  # bytes, the widest plain access
-BARRIER_BYTES = 8  # PTX ISA 9.7.13.15.1: an mbarrier is a 64-bit object
 
 
 @dataclass(frozen=True)

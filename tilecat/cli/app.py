@@ -13,7 +13,6 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
-from threadpoolctl import threadpool_limits
 
 from ..errors import TileError
 
@@ -61,15 +60,6 @@ class Commands(click.Group):
         except OSError as error:
             where = f": {error.filename}" if error.filename else ""
             raise click.ClickException(f"{error.strerror or error}{where}") from error
-
-
-def one_blas_thread() -> Any:
-    """Context in which NumPy's products run in one thread.
-
-    Those of the PTX machine have 64 rows: on two busy cores a second thread makes a run two to
-    three times slower (AMD EPYC, OpenBLAS, 2026-11).
-    """
-    return threadpool_limits(1, user_api="blas")
 
 
 def console() -> Console:

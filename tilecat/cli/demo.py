@@ -17,7 +17,7 @@ from ..kernels import KERNELS, KernelSpec
 from ..runtime.arrays import view
 from ..sim import Result
 from . import find, report
-from .app import console, main, one_blas_thread
+from .app import console, main
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "sentence_embeddings.py"
 HELP = """Sentence embeddings by a real model, every product and attention by tilecat kernels.
@@ -103,9 +103,8 @@ def demo_command(
     for sentence in sentences:
         words += ["--sentence", sentence]
     example: Any = find.load(EXAMPLE)
-    with one_blas_thread():
-        status = example.main(words)
-        if kernels and status == 0:
-            show_kernels(console())
+    status = example.main(words)
+    if kernels and status == 0:
+        show_kernels(console())
     if status:
         raise SystemExit(status)

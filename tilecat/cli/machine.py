@@ -14,7 +14,7 @@ from rich.text import Text
 
 from ..errors import Loc
 from ..sim import Result, parse, run
-from .app import LIBRARY_ERROR, console, main, make_table, one_blas_thread, progress_bar
+from .app import LIBRARY_ERROR, console, main, make_table, progress_bar
 from .launch import Description, Launch, LaunchError, as_grid, extents
 
 HELP = """Run PTX on the CPU with every check on, without a GPU and without tilecat's compiler.
@@ -132,7 +132,7 @@ def _run(file: Path, launch: Launch, **how: Any) -> tuple[Result, float]:
             f"{file}: kernel {module.name} takes {len(wanted)} arguments, got "
             f"{len(launch.args)}; its parameters: {listed}"
         )
-    with one_blas_thread(), progress_bar(f"running {module.name}", "CTAs") as update:
+    with progress_bar(f"running {module.name}", "CTAs") as update:
         start = time.perf_counter()
         result = run(
             program,

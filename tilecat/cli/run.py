@@ -16,7 +16,7 @@ from ..kernels import KernelSpec
 from ..kernels.spec import rounding
 from ..tiles import GlobalType
 from . import find, report
-from .app import LIBRARY_ERROR, console, main, one_blas_thread, progress_bar
+from .app import LIBRARY_ERROR, console, main, progress_bar
 
 SIM_HELP = """Run a kernel on the PTX machine, on the CPU: the text a GPU would get, all checks on.
 
@@ -127,7 +127,7 @@ def sim_command(
         args = _arguments(function, spec, shape, scalars, dtype, number)
         start = time.perf_counter()
         label = f"{function.__name__}, seed {number}"
-        with one_blas_thread(), progress_bar(label, "CTAs") as update:
+        with progress_bar(label, "CTAs") as update:
             result = function.simulate(
                 *args, target=target, grid=grid, seed=number, races=races, progress=update, **chosen
             )

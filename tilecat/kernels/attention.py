@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 
 import tilecat as tc
@@ -19,13 +18,13 @@ def attention(Q: gl[T, "B", "H", "Lq", "D"], K: gl[T, "B", "Hkv", "Lk", "D"],
               *, D, tile_k=128, consumers=2, stages=2, pingpong=False):  # fmt: skip
     """O = softmax(scale Q K^T) V and LSE = ln sum exp(scale Q K^T), for each head.
 
-    Key blocks run from the last to the first: only the last can be ragged, and it is masked
-    before the loop, where no mma is in flight. In the loop, S = Q K^T of this block and
-    O += P V of the block before run on the tensor cores while the softmax of S is computed.
+    Key blocks run backwards: only the last can be ragged, and it is masked before the loop, where
+    no mma is in flight. In the loop, S = Q K^T of this block and O += P V of the block before run
+    on the tensor cores while the softmax of S is computed.
     """
     steps = tc.cdiv(K.size(2), tile_k)
     tasks = tc.sequence_first(tc.cdiv(Q.size(2), 64 * consumers), Q.size(1), Q.size(0))
-    pipe = tc.lcf(consumers=consumers, stages=stages, tasks=tasks, steps=steps)
+    pipe = tc.lcf(consumers=consumers, stages=stages, tasks=tasks, steps=steps, pingpong=pingpong)
     q = pipe.scratch(st[Q.dtype, 64, D])
     k = pipe.input(st[K.dtype, tile_k, D], ring="k")
     v = pipe.input(st[V.dtype, tile_k, D], ring="v")
@@ -34,8 +33,6 @@ def attention(Q: gl[T, "B", "H", "Lq", "D"], K: gl[T, "B", "Hkv", "Lk", "D"],
     p = tc.empty(rt[Q.dtype, 64, tile_k])
     m, l = tc.empty(rv[f32, 64]), tc.empty(rv[f32, 64, "row", "partial"])
     log2_scale = scale * LOG2_E
-    turn = pipe.turn if pingpong else contextlib.nullcontext
-    heads_per_group = Q.size(1) // K.size(1)
 
     @pipe.begin
     def _(task):
@@ -44,43 +41,41 @@ def attention(Q: gl[T, "B", "H", "Lq", "D"], K: gl[T, "B", "Hkv", "Lk", "D"],
 
     @pipe.load
     def _(task, j):
-        head, block = task.head // heads_per_group, steps - 1 - j
+        head, block = task.head // (Q.size(1) // K.size(1)), steps - 1 - j
         tc.load_async(k, K[task.batch, head, block, 0])
         tc.load_async(v, V[task.batch, head, block, 0])
 
-    def softmax(first):
+    def softmax():
         """S becomes exp2 of its distance to the running maximum; gives what O must shrink by."""
-        highest = tc.row_max(s) if first else tc.row_max(s, m)
-        shrink = None if first else tc.exp2((m - highest) * log2_scale)
+        highest = tc.row_max(s, m)
+        shrink = tc.exp2((m - highest) * log2_scale)
         tc.copy(m, highest)
         tc.exp2(tc.fma(s, log2_scale, highest * -log2_scale, out=s), out=s)
-        if first:
-            tc.copy(l, tc.row_sum(s, partial=True))
-        else:
-            tc.fma(l, shrink, tc.row_sum(s, partial=True), out=l)
+        tc.fma(l, shrink, tc.row_sum(s, partial=True), out=l)
         return shrink
 
     @pipe.consume
     def _(task, steps):
         q.wait()
         k.wait()
-        with turn():
+        with pipe.turn():
             tc.mma_ABt(s, q, k, accumulate=False)
-        tc.fill(o, 0.0)
+        for place, start in ((o, 0.0), (l, 0.0), (m, -math.inf)):
+            tc.fill(place, start)
         tc.mma_wait()
         k.release()
         tc.mask_cols(s, K.size(2) - (steps - 1) * tile_k, -math.inf)
-        softmax(first=True)
+        softmax()
         tc.cast(s, Q.dtype, out=p)
         for _ in tc.range(1, steps):
             k.wait()
-            with turn():
+            with pipe.turn():
                 tc.mma_ABt(s, q, k, accumulate=False)
                 v.wait()
                 tc.mma_AB(o, p, v)
             tc.mma_wait(1)
             k.release()
-            shrink = softmax(first=False)
+            shrink = softmax()
             tc.mma_wait()
             v.release()
             tc.mul(o, shrink, out=o)
@@ -93,8 +88,6 @@ def attention(Q: gl[T, "B", "H", "Lq", "D"], K: gl[T, "B", "Hkv", "Lk", "D"],
 
     @pipe.finish
     def _(task):
-        total = tc.total(l)
-        tile = task.tile * consumers + pipe.consumer
+        total, tile = tc.total(l), task.tile * consumers + pipe.consumer
         tc.store(LSE[task.batch, task.head, tile], tc.log(total) + m * scale)
-        tc.mul(o, tc.rcp(total), out=o)
-        out.store(O[task.batch, task.head, tile, 0], o)
+        out.store(O[task.batch, task.head, tile, 0], o * tc.rcp(total))

@@ -16,6 +16,8 @@ from ..ops.mma import Mma, MmaWait
 from ..ops.mma_warp import WarpMma, require_no_signs
 from ..ops.relayout import ChangeLayout
 from ..tiles import ScalarType
+from .complex import ComplexTile
+from .functions import empty
 from .scalars import operand_of
 from .values import RegTile, SharedTile
 
@@ -41,7 +43,10 @@ def _predicate(name: str, decide: Any) -> Value | bool:
     return flag
 
 
-def _mma(name: str, acc: RegTile, a: Any, b: Any, options: dict[str, Any]) -> None:
+def _mma(name: str, acc: Any, a: Any, b: Any, options: dict[str, Any]) -> None:
+    if isinstance(acc, ComplexTile):
+        _complex(name, acc, a, b, options)
+        return
     if not isinstance(acc, RegTile):
         raise LayoutError(f"{name}: the accumulator is a register tile, got {acc!r}")
     accumulate = options["accumulate"]
@@ -134,6 +139,85 @@ def mma_AtBt(
 
 def _options(accumulate: Any, negate_a: bool, negate_b: bool) -> dict[str, Any]:
     return {"accumulate": accumulate, "negate_a": negate_a, "negate_b": negate_b}
+
+
+def _complex(name: str, acc: ComplexTile, a: Any, b: Any, options: dict[str, Any]) -> None:
+    """Four products of real tiles: re re - im im, and re im + im re."""
+    _require_complex(name, a, b)
+    negated = options["negate_a"] != options["negate_b"]
+    signs = [-1 if tile.conjugate else 1 for tile in (a, b)]
+    first = options["accumulate"]
+    for part, left, right, sign, accumulate in (
+        (acc.re, a.re, b.re, 1, first),
+        (acc.re, a.im, b.im, -signs[0] * signs[1], True),
+        (acc.im, a.re, b.im, signs[1], first),
+        (acc.im, a.im, b.re, signs[0], True),
+    ):
+        minus = (sign < 0) != negated
+        if minus and current().scope is Scope.WARP:
+            left, minus = -left, False
+        _mma(name, part, left, right, _options(accumulate, minus, False))
+
+
+def _require_complex(name: str, *operands: Any) -> None:
+    for value in operands:
+        if not isinstance(value, ComplexTile):
+            raise LayoutError(
+                f"{name}: a complex accumulator takes complex operands, got {value!r} "
+                f"({type(value).__name__})",
+                hint="tc.complex_tile(re, im)",
+            )
+
+
+def complex_mma(
+    acc: ComplexTile, a: ComplexTile, b: ComplexTile, *, form: str = "AB", products: int = 4
+) -> None:
+    """`acc += A @ B` on complex tiles, complete when it returns.
+
+    Three products are `P = re re`, `Q = im im` and `R = (re + im)(re + im)`: `re += P - Q`,
+    `im += R - P - Q`. They cost temporaries, and digits where re and im differ much in size, since
+    the sums of the operands are rounded to their dtype.
+
+    Args:
+        acc: registers.
+        a: registers (or, by a warpgroup, shared, made with `sum=` for three products).
+        b: registers by a warp; shared by a warpgroup, made with `sum=` for three products.
+        form: "AB", "ABt", "AtB" or "AtBt".
+        products: 4 or 3.
+
+    Scope: warpgroup or warp.
+    """
+    functions = {"AB": mma_AB, "ABt": mma_ABt, "AtB": mma_AtB, "AtBt": mma_AtBt}
+    if form not in functions or products not in (3, 4):
+        raise LayoutError(
+            f"complex_mma: form is one of {', '.join(functions)} and products 3 or 4, "
+            f"got form={form!r}, products={products!r}"
+        )
+    mma, waits = functions[form], current().scope is not Scope.WARP
+    _require_complex("complex_mma", acc, a, b)
+    if products == 4:
+        mma(acc, a, b)  # type: ignore[arg-type]
+        if waits:
+            mma_wait()
+        return
+    p, q, r = (empty(acc.re.type) for _ in range(3))
+    for target, left, right in ((p, a.re, b.re), (q, a.im, b.im), (r, _sum(a), _sum(b))):
+        mma(target, left, right, accumulate=False)
+    if waits:
+        mma_wait()
+    acc.re.__iadd__(p - q)
+    acc.im.__iadd__(r - (p + q))
+
+
+def _sum(tile: ComplexTile) -> Any:
+    if isinstance(tile.re, RegTile):
+        return tile.re + tile.im
+    if tile.sum is None or tile.conjugate:
+        raise LayoutError(
+            f"complex_mma: three products take shared operands with their sum, got {tile!r}",
+            hint="tc.complex_tile(re, im, sum=re_plus_im), or products=4",
+        )
+    return tile.sum
 
 
 def mma_wait(pending: int = 0) -> None:

@@ -8,9 +8,9 @@ from ..builder import add
 from ..dtypes import DType
 from ..errors import LayoutError, ScopeError
 from ..ir import Value
-from ..ops.elementwise import Map
+from ..ops.elementwise import Fill, Map
 from ..ops.memory import ViewShared
-from ..ops.views import ViewRegisters, part_registers
+from ..ops.views import ViewRegisters, part_registers, storage
 from ..tiles import PeerType, RegTileType, RegVecType, SharedTileType, SharedVecType
 from .scalars import Scalar, TileOperand, operand_of
 
@@ -194,6 +194,14 @@ class RegTile(Registers):
             )
         return RegTile(add(ViewRegisters(self.value, registers, part)).result)
 
+    def __setitem__(self, index: Any, new: Any) -> None:
+        """`tile[:, 32:64] = other`, a tile or a scalar; `tile[:, 32:64] *= 2.0` ends here too."""
+        part = self[index]
+        if not isinstance(new, Registers):
+            add(Fill(part.type, operand_of(new, "slice"), part.value))
+        elif storage(new.value) != storage(part.value):
+            apply_map("copy", new, out=part)
+
 
 class RegVec(Registers):
     """A register vector: one value a row or column of a register tile."""
@@ -239,9 +247,8 @@ class SharedTile(_NoPythonValue):
         """
         kind = self.type
         (row, rows), (col, cols) = spans_of("shared tile", index, kind.shape)
-        swizzle = kind.layout.swizzle_bytes
-        part = SharedTileType(kind.dtype, rows, cols, kind.order, swizzle)
-        start = kind.layout.part_bytes(part.layout, row, col)
+        layout, start = kind.layout.part(row, rows, col, cols)
+        part = SharedTileType(kind.dtype, rows, cols, kind.order, layout.swizzle_bytes)
         return SharedTile(add(ViewShared(self.value, 1, start, part)).result)
 
     def __repr__(self) -> str:

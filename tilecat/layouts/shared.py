@@ -171,27 +171,29 @@ class SharedLayout:
         elem = panel * self.panel_elems + plain % self.pitch_bytes // self.dtype.nbytes
         return (line, elem) if self.order == "row" else (elem, line)
 
-    def part_bytes(self, part: SharedLayout, row: int, col: int) -> int:
-        """Bytes from the tile's start to its part at (row, col), which is laid out as `part`.
+    def part(self, row: int, rows: int, col: int, cols: int) -> tuple[SharedLayout, int]:
+        """The layout of the part of `rows x cols` at (row, col), and its bytes from the start.
 
         Raises:
-            LayoutError: no tile starts there, or the tile's bytes are not the part's.
+            LayoutError: the tile's bytes there are no tile of their own.
         """
-        rows, cols = np.indices((part.rows, part.cols))
-        places = self.byte_offset(rows + row, cols + col)
-        start = int(places[0, 0])
-        apart = (places - part.byte_offset(rows, cols)) != start
-        if start % part.alignment or apart.any():
-            lines, elems = ("rows", "columns") if self.order == "row" else ("columns", "rows")
-            several = "" if self.num_panels == 1 else f", of one panel or with all {lines}"
-            raise LayoutError(
-                f"slice: a part of this shared tile starts at {lines} that are a multiple of "
-                f"{PATTERN_LINES} and {elems} of {self.panel_elems}{several}, got rows {row} to "
-                f"{row + part.rows} and columns {col} to {col + part.cols} of {self.rows} x "
-                f"{self.cols}",
-                hint="make it two tiles, or a narrower swizzle",
-            )
-        return start
+        extent = cols if self.order == "row" else rows
+        if extent % self.panel_elems == 0:
+            part = SharedLayout(self.dtype, rows, cols, self.order, self.swizzle_bytes)
+            at = np.indices((rows, cols))
+            places = self.byte_offset(at[0] + row, at[1] + col)
+            start = int(places[0, 0])
+            apart = (places - part.byte_offset(at[0], at[1])) != start
+            if start % part.alignment == 0 and not apart.any():
+                return part, start
+        lines, elems = ("rows", "columns") if self.order == "row" else ("columns", "rows")
+        several = "" if self.num_panels == 1 else f", of one panel or with all {lines}"
+        raise LayoutError(
+            f"slice: a part of this shared tile has {lines} from a multiple of {PATTERN_LINES} and "
+            f"{elems} from and to one of {self.panel_elems}{several}, got rows {row} to "
+            f"{row + rows} and columns {col} to {col + cols} of {self.rows} x {self.cols}",
+            hint="make it two tiles, or give it a narrower swizzle",
+        )
 
     @property
     def panel_map(self) -> LinearMap:

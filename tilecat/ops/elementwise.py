@@ -69,13 +69,25 @@ MAPS: dict[str, MapRow] = {
     "mul": MapRow(2, (("mul.rn.f32", "a b"),), "a * b", (("mul.lo.s32", "a b"),), "mul.rn"),
     "div": MapRow(2, (("div.full.ftz.f32", "a b"),), "a / b; 2 ulp"),
     "maximum": MapRow(
-        2, (("max.f32", "a b"),), "the larger; a NaN operand is ignored", (("max.s32", "a b"),), "max"
+        2,
+        (("max.f32", "a b"),),
+        "the larger; a NaN operand is ignored",
+        (("max.s32", "a b"),),
+        "max",
     ),
     "minimum": MapRow(
-        2, (("min.f32", "a b"),), "the smaller; a NaN operand is ignored", (("min.s32", "a b"),), "min"
+        2,
+        (("min.f32", "a b"),),
+        "the smaller; a NaN operand is ignored",
+        (("min.s32", "a b"),),
+        "min",
     ),
     "fma": MapRow(
-        3, (("fma.rn.f32", "a b c"),), "a * b + c, rounded once", (("mad.lo.s32", "a b c"),), "fma.rn"
+        3,
+        (("fma.rn.f32", "a b c"),),
+        "a * b + c, rounded once",
+        (("mad.lo.s32", "a b c"),),
+        "fma.rn",
     ),
 }
 

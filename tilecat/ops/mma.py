@@ -172,10 +172,11 @@ class Mma(Op):
         if not isinstance(a, RegTileType | SharedTileType):
             raise LayoutError(f"{self.name}: A is a register or shared tile, got a={a}")
         if isinstance(b, RegTileType):
+            extents = (b.cols, b.rows) if self.name.endswith("Bt") else (b.rows, b.cols)
             raise LayoutError(
                 f"{self.name}: B of a warpgroup's mma lies in shared memory, row or column order, "
-                f"got b={b} (registers)",
-                hint=f"s = tc.shared(tc.st[tc.{b.dtype.name}, {a.cols}, {acc.cols}]); "
+                f"got b={b} (registers, as K x N)",
+                hint=f"s = tc.shared(tc.st[tc.{b.dtype.name}, {extents[0]}, {extents[1]}]); "
                 f"tc.store(s, b); tc.sync(); tc.{self.name}(acc, a, s)",
             )
         if not isinstance(b, SharedTileType):
@@ -199,20 +200,26 @@ class Mma(Op):
         """Only 16-bit operands may have M or N contiguous in shared memory."""
         if form.mn_major:
             return
+        turned_a, turned_b = self.name.startswith("mma_At"), self.name.endswith("Bt")
+        tile, (m, k, n) = f"tc.st[tc.{form.a}, ", (a.rows, a.cols, b.cols)  # type: ignore[union-attr]
         if isinstance(a, SharedTileType) and a.order == "col":
-            other = "AtB" if self.name.startswith("mma_AB") else "AB"
+            plain = f"{tile}{m}, {k}] as M x K"
             raise LayoutError(
                 f"{self.name}: A of {form.a} has K contiguous in shared memory (only 16-bit types "
                 f"may have M), got a={a} as M x K",
-                hint=f"tc.st[tc.{form.a}, {a.rows}, {a.cols}] as M x K, or load A into registers; "
-                f"a tile of K x M whose K is contiguous is an operand of mma_{other}",
+                hint=f'{tile}{k}, {m}, "col"] as K x M, or {plain} and tc.mma_AB{self.name[7:]}'
+                if turned_a
+                else f"{plain}, or load A into registers",
             )
         if b.order == "row":
+            tile = f"tc.st[tc.{form.b}, "
+            plain = f"{tile}{n}, {k}] as N x K"
             raise LayoutError(
                 f"{self.name}: B of {form.b} has K contiguous in shared memory (only 16-bit types "
                 f"may have N), got b={b} as K x N",
-                hint=f'tc.st[tc.{form.b}, {b.rows}, {b.cols}, "col"] as K x N, or '
-                f"tc.st[tc.{form.b}, {b.cols}, {b.rows}] as N x K and tc.mma_ABt",
+                hint=plain
+                if turned_b
+                else f'{tile}{k}, {n}, "col"] as K x N, or {plain} and tc.{self.name}t',
             )
 
     def descriptors(self) -> tuple[MatrixDescriptor | None, MatrixDescriptor]:

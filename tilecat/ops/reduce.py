@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+import numpy as np
+
 from ..errors import LayoutError
-from ..ir import TILE_SCOPES, Access, Effect, Op, Scope, Value, attribute, operand
+from ..ir import TILE_SCOPES, Access, Effect, Op, Scope, SharedRequest, Value, attribute, operand
+from ..layouts import bank_conflicts
 from ..ptx import instructions as ptx
 from ..tiles import RegTileType, RegVecType, ScalarType, TileType
 from .elements import computed_in, register_kind, unpack
@@ -81,7 +84,9 @@ class Reduce(Op):
         vector = replace(kind.vector(self.axis), dtype=computed_in(kind.dtype))
         if self.partial:
             if vector.axis != "row":
-                raise LayoutError(f"{self.axis}_{self.name}: only sums along a quad can stay partial")
+                raise LayoutError(
+                    f"{self.axis}_{self.name}: only a sum along a quad can stay partial, got {kind}"
+                )
             vector = replace(vector, partial=True)
         if self.initial is not None and self.initial.type != vector:
             raise LayoutError(
@@ -96,6 +101,17 @@ class Reduce(Op):
         if self.initial is not None:
             reads.append(Effect(Access.READ, self.initial))
         return (*reads, Effect(Access.WRITE, self.result))
+
+    @property
+    def requests(self) -> tuple[SharedRequest, ...]:
+        """Each store and load of the exchange between warps."""
+        vector = self.result.type
+        assert isinstance(vector, RegVecType), "inferred"
+        if self.scratch is None:
+            return ()
+        run = vector.layout.fragment.run
+        store, load = exchange_requests(np.arange(4) * 4 * run, np.arange(32) % 4 * 4 * run)
+        return (store,) * vector.registers + (load,) * (vector.registers * vector.warps)
 
     def emit(self, w: Any) -> None:
         """Chains over the thread's own elements, then exchanges between lanes, then warps."""
@@ -117,6 +133,14 @@ class Reduce(Op):
         if self.initial is not None:
             for register, start in zip(dst, w.regs(self.initial), strict=True):
                 w.line(ptx.alu(opcode, register, register, start))
+
+
+def exchange_requests(
+    stored: np.ndarray, loaded: np.ndarray
+) -> tuple[SharedRequest, SharedRequest]:
+    """A store and a load of 4 bytes at each of these lane addresses."""
+    writes = SharedRequest("st.shared", 4, bank_conflicts(stored, 4), 1)
+    return writes, SharedRequest("ld.shared", 4, bank_conflicts(loaded, 4), 1)
 
 
 def combine(w: Any, row: Reduction, floats: bool, group: Sequence[str], register: str) -> None:
@@ -203,6 +227,14 @@ class ReduceVector(Op):
     def effects(self) -> tuple[Effect, ...]:
         """Reads the vector."""
         return (Effect(Access.READ, self.vector),)
+
+    @property
+    def requests(self) -> tuple[SharedRequest, ...]:
+        """Each store and load of the exchange between warps."""
+        if self.scratch is None:
+            return ()
+        store, load = exchange_requests(np.zeros(1, int), np.zeros(32, int))
+        return (store, load, load, load, load)
 
     def emit(self, w: Any) -> None:
         """Chains, exchanges between lanes, then warps."""

@@ -12,6 +12,7 @@ from ..ptx import transfers
 from ..tiles import BarrierType, ScalarType, TileType
 from .scalar import Operand
 
+BARRIER_BYTES = 8  # PTX ISA 9.7.13.15.1: an mbarrier is a 64-bit object
 MAX_NAMED_BARRIERS = 16  # PTX ISA 9.7.13.1: barriers 0 to 15 a CTA
 MAX_ARRIVALS = (1 << 20) - 1  # PTX ISA 9.7.13.15.1: the pending count is at most 2^20 - 1
 

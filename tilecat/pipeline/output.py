@@ -6,6 +6,7 @@ from typing import Any
 
 from ..builder import add
 from ..errors import LayoutError
+from ..ir import Value
 from ..language.scalars import binary, named, operand_of
 from ..language.transfers import moves_chunks
 from ..language.values import RegTile, SharedTile
@@ -40,9 +41,24 @@ class Output:
         layout = kind.layout
         self.panel = SharedTileType(kind.dtype, kind.rows, layout.panel_elems)
         self.num_panels = layout.num_panels
+        self.consumers = consumers
         self.buffers = min(BUFFERS, self.num_panels)
-        self.alloc = add(AllocShared(self.panel, name, consumers * self.buffers))
+        self.alloc = AllocShared(self.panel, name, consumers * self.buffers)
+        add(self.alloc)
         self.consumer: Any = None
+
+    def grow(self, free_bytes: int) -> int:
+        """Takes a buffer for every panel if they fit; what is left of the free shared bytes.
+
+        With all of them a consumer writes its whole tile between two barriers, and waits for
+        TMA once a task instead of once a panel.
+        """
+        more = (self.num_panels - self.buffers) * self.consumers * self.alloc.stride_bytes
+        if more > free_bytes:
+            return free_bytes
+        self.buffers = self.num_panels
+        self.alloc.copies = self.consumers * self.buffers
+        return free_bytes - more
 
     def store(self, destination: GlobalTile, tile: RegTile) -> None:
         """`destination = tile`, rounded to the tensor's dtype; asynchronous.
@@ -62,42 +78,50 @@ class Output:
                 f"got an output of {self.kind}"
             )
         region = destination.region(*self.kind.shape)
-        for index in range(self.num_panels):
-            self._store_panel(region, tile, index)
+        step = self.buffers if self.buffers == self.num_panels else 1
+        for first in range(0, self.num_panels, step):
+            self._store_panels(region, tile, range(first, first + step))
 
-    def _store_panel(self, region: Region, tile: RegTile, index: int) -> None:
+    def _store_panels(self, region: Region, tile: RegTile, panels: range) -> None:
+        """Between two barriers: into shared memory; after the second: on to global memory."""
+        cols, along = self.panel.cols, region.axes[-1]
         by_tma = region.tma and region.order == "row"
         number = operand_of(named(binary("add", self.consumer, 1), "barrier"))
-        first = named(binary("mul", self.consumer, self.buffers), "buffer")
-        position = named(binary("add", first, index % self.buffers), "buffer")
-        alloc = self.alloc
-        assert isinstance(alloc, AllocShared), "made in __init__"
-        view = add(
-            ViewShared(alloc.result, operand_of(position), alloc.stride_bytes, self.panel)
-        ).result
+        views = [self._buffer(index) for index in panels]
         if by_tma:
-            add(BulkWait(self._pending(index)))
+            add(BulkWait(self._pending(panels[0])))
         add(NamedBarrier(number, CONSUMER_THREADS))
-        add(StoreShared(view, tile.value, index * self.panel.cols, rounds=True))
-        place, along = list(region.coords), region.axes[-1]
-        place[along] = self._shift(place[along], index * self.panel.cols)
+        for index, view in zip(panels, views, strict=True):
+            add(StoreShared(view, tile.value, index * cols, rounds=True))
         if by_tma:
             add(FenceAsync())
         add(NamedBarrier(number, CONSUMER_THREADS))
-        if by_tma:
-            add(TmaStore(view, tuple(place), region.arg, axes=region.axes))
-        else:
-            add(CopyByThreads(
-                view, tuple(place), region.arg, axes=region.axes, bounds=region.bounds,
-                chunks=moves_chunks(SharedTile(view), region), store=True,
-            ))  # fmt: skip
+        for index, view in zip(panels, views, strict=True):
+            place = list(region.coords)
+            place[along] = self._shift(place[along], index * cols)
+            if by_tma:
+                add(TmaStore(view, tuple(place), region.arg, axes=region.axes))
+            else:
+                add(CopyByThreads(
+                    view, tuple(place), region.arg, axes=region.axes, bounds=region.bounds,
+                    chunks=moves_chunks(SharedTile(view), region), store=True,
+                ))  # fmt: skip
+
+    def _buffer(self, index: int) -> Value:
+        first = named(binary("mul", self.consumer, self.buffers), "buffer")
+        position = operand_of(named(binary("add", first, index % self.buffers), "buffer"))
+        view = ViewShared(self.alloc.result, position, self.alloc.stride_bytes, self.panel)
+        return add(view).result
 
     def _pending(self, index: int) -> int:
         """Store groups that may be left when panel `index` takes its buffer.
 
         One group a panel; the buffer's last user must be done. In the first round that is a
-        panel of the task before, and an odd number of panels shifts which.
+        panel of the task before, and an odd number of panels shifts which. With a buffer for
+        every panel, all of the task before must be done.
         """
+        if self.buffers == self.num_panels:
+            return 0
         if index >= self.buffers:
             return self.buffers - 1
         last = index + (self.num_panels - 1 - index) // self.buffers * self.buffers

@@ -15,10 +15,11 @@ from ..language.functions import empty, fill
 from ..language.matrix import mma_wait
 from ..language.scalars import Scalar, Var, named, operand_of, select, var
 from ..language.values import RegTile
-from ..ops.control import RoleSection, When
+from ..ops.control import RoleSection
+from ..ops.memory import AllocShared
 from ..ops.mma import Mma, MmaWait
 from ..ops.scalar import SpecialRegister, WarpgroupIndex, require_s32
-from ..ops.sync import InitBarriers, NamedBarrier
+from ..ops.sync import BARRIER_BYTES, AllocBarriers, InitBarriers, NamedBarrier
 from ..tiles import SharedTileType, rt
 from .output import CONSUMER_THREADS, Output
 from .ring import PRODUCER_THREADS, Ring, Scratch, Slots
@@ -49,9 +50,12 @@ class Lcf:
         stages: depth of the rings, 1 to 8.
         tasks: order of the tasks.
         steps: steps of a task, a scalar.
+        pingpong: consumers take turns where the kernel says `with pipe.turn():`; 2 or 3 of them.
     """
 
-    def __init__(self, *, consumers: int, stages: int, tasks: Schedule, steps: Any):
+    def __init__(
+        self, *, consumers: int, stages: int, tasks: Schedule, steps: Any, pingpong: bool = False
+    ):
         self.builder: Builder = current()
         self.loc: Loc | None = self.builder.loc()
         _check_int("consumers", consumers, 1, 3, self.loc)
@@ -65,6 +69,10 @@ class Lcf:
         require_s32("lcf: tasks", operand_of(tasks.count, "lcf: tasks"))
         if "template" in self.builder.kernel.facts:
             raise ScopeError("lcf: a kernel has one pipeline, got another", loc=self.loc)
+        if pingpong and consumers < 2:
+            raise ResourceError(
+                f"lcf: consumers take turns when there are several, got {consumers=}", loc=self.loc
+            )
         self.consumers = consumers
         self.stages = stages
         self.tasks = tasks
@@ -75,7 +83,7 @@ class Lcf:
         self.accumulators: list[RegTile] = []
         self.holes: dict[str, tuple[Hole, Loc | None]] = {}
         self._consumer: Scalar | None = None
-        self._take_turns = False
+        self.pingpong = pingpong
         self.builder.kernel.threads = consumers * CONSUMER_THREADS + PRODUCER_THREADS
         self.builder.kernel.facts.update(template="lcf", stages=stages, consumers=consumers)
         self.builder.finalizers.append(self.build)
@@ -139,14 +147,16 @@ class Lcf:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Consumers take turns: one issues its mma while the others compute ("ping-pong").
+        """Around the mma of a step, in `consume`: the place where ping-pong consumers alternate.
 
-        Around the mma of a step, in `consume`; every consumer must take the same turns. One named
-        barrier a consumer, for it and the one before it.
+        One issues its mma while the others compute; every consumer must take the same turns. One
+        named barrier a consumer, for it and the one before it. Nothing without `pingpong`.
         """
+        if not self.pingpong:
+            yield
+            return
         following = select(self.consumer == self.consumers - 1, 0, self.consumer + 1)
         threads = 2 * CONSUMER_THREADS
-        self._take_turns = True
         add(NamedBarrier((self.consumer + FIRST_TURN_BARRIER).value, threads))
         yield
         add(NamedBarrier((following + FIRST_TURN_BARRIER).value, threads, wait=False))
@@ -204,6 +214,7 @@ class Lcf:
         """Emits the whole kernel around the holes; called when the trace ends."""
         with self.builder.located(self.loc):
             self._check_holes()
+            self._fit_outputs()
             rings = [*self.rings.values(), *(s.ring for s in self.scratches)]
             barriers = [b.result for ring in rings for b in (ring.full, ring.empty)]
             add(InitBarriers(tuple(barriers)))
@@ -213,6 +224,18 @@ class Lcf:
                 self._producer(consumers)
             with self._section("consumer", 0, consumers, consumer, last=True):
                 self._consume()
+
+    def _fit_outputs(self) -> None:
+        """Gives outputs the shared memory that rings and scratch leave."""
+        arch = self.builder.arch
+        free = arch.limit("shared_bytes_per_cta") - arch.limit("shared_base_align")
+        for op in self.builder.kernel.body.walk():
+            if isinstance(op, AllocShared):
+                free -= op.copies * op.stride_bytes
+            elif isinstance(op, AllocBarriers):
+                free -= op.count * BARRIER_BYTES
+        for output in self.outputs:
+            free = output.grow(free)
 
     @contextmanager
     def _section(
@@ -293,8 +316,9 @@ class Lcf:
             part.consumer = self._consumer
         for ring in (*self.rings.values(), *(s.ring for s in self.scratches)):
             ring.begin(parity=0)
-        first_turn = self.builder.child()
-        add(When((self._consumer == self.consumers - 1).value, first_turn))
+        if self.pingpong:
+            with when(self._consumer == self.consumers - 1):
+                add(NamedBarrier(FIRST_TURN_BARRIER, 2 * CONSUMER_THREADS, wait=False))
         for number in self._persistent():
             task = self.tasks.task(number)
             if "consume" in self.holes:
@@ -302,9 +326,6 @@ class Lcf:
             else:
                 self._steps(task)
             self._call("finish", task)
-        if self._take_turns:
-            with self.builder.within(first_turn):
-                add(NamedBarrier(FIRST_TURN_BARRIER, 2 * CONSUMER_THREADS, wait=False))
         for output in self.outputs:
             output.drain()
 
@@ -386,6 +407,8 @@ def _check_int(name: str, value: Any, low: int, high: int, loc: Loc | None) -> N
         )
 
 
-def lcf(*, consumers: int, stages: int, tasks: Schedule, steps: Any) -> Lcf:
+def lcf(
+    *, consumers: int, stages: int, tasks: Schedule, steps: Any, pingpong: bool = False
+) -> Lcf:
     """A load-compute-finish pipeline (see `Lcf`), on a persistent grid."""
-    return Lcf(consumers=consumers, stages=stages, tasks=tasks, steps=steps)
+    return Lcf(consumers=consumers, stages=stages, tasks=tasks, steps=steps, pingpong=pingpong)

@@ -58,7 +58,8 @@ def _registers(operand: object) -> tuple:
     return tuple(operand.items) if isinstance(operand, Vec) else (operand,)
 
 
-def _decode(item: Instruction) -> Atomic:
+def decode(item: Instruction) -> Atomic:
+    """Registers, element type and operation of an atomic."""
     returns, kind = item.mods[0] == "atom", item.mods[-1]
     operation = next(mod for mod in item.mods if mod in _OPERATIONS)
     count = next((int(mod[1:]) for mod in item.mods if mod in ("v2", "v4", "v8")), 1)
@@ -139,7 +140,7 @@ def _elements(machine: Machine, fiber: Fiber, item: Instruction, atomic: Atomic,
         yield parts
 
 
-def _atomic(machine: Machine, fiber: Fiber, item: Instruction):
+def run(machine: Machine, fiber: Fiber, item: Instruction):
     """atom, red: in thread order."""
     atomic: Atomic = item.info
     width, space = NUMPY[atomic.kind].itemsize, "u32" if atomic.shared else "u64"
@@ -188,11 +189,12 @@ def _result(machine: Machine, register: object, threads: np.ndarray, values: np.
 _SEMANTICS = "{.relaxed,.acquire,.release,.acq_rel}"
 _SCOPE = "{.cta,.cluster,.gpu,.sys}"
 _SPACE = "(.global,.shared,.shared::cta,.shared::cluster)"
-_FORM = ("(" + ",".join(f".{name}" for name in _OPERATIONS) + "){.noftz}{.L2::cache_hint}"
+FORM = ("(" + ",".join(f".{name}" for name in _OPERATIONS) + "){.noftz}{.L2::cache_hint}"
          "{.v2,.v4,.v8}(" + ",".join(f".{kind}" for kind in sorted(TYPE_BYTES)) + ")")  # fmt: skip
+ORDER = f"{_SEMANTICS}{_SCOPE}"
 # The manual writes semantics, scope, space; ptxas takes, and Triton writes, other orders too.
 TABLE = tuple(
-    Row(f"{name}{order}{_FORM}", forms, _atomic, isa, decode=_decode)
+    Row(f"{name}{order}{FORM}", forms, run, isa, decode=decode)
     for name, forms, isa in (("red", "m rv rv?", "9.7.13.6"), ("atom", "dv m rv rv?", "9.7.13.5"))
     for order in (
         f"{_SEMANTICS}{_SCOPE}{_SPACE}",

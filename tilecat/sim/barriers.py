@@ -128,9 +128,7 @@ def _come(machine: Machine, fiber: Fiber, item: Instruction, number: int, wanted
     return NEXT
 
 
-def _check_reuse(
-    machine: Machine, barrier: NamedBarrier, fiber: Fiber, item: Instruction
-) -> None:
+def _check_reuse(machine: Machine, barrier: NamedBarrier, fiber: Fiber, item: Instruction) -> None:
     """Who comes must know that all came to the barrier's last use: else it could count there."""
     if not machine.races:
         return

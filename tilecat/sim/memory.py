@@ -219,7 +219,7 @@ def source(
     return np.broadcast_to(value, fiber.hi - fiber.lo)[threads - fiber.lo]
 
 
-def _store(machine: Machine, fiber: Fiber, item: Instruction) -> None:
+def store(machine: Machine, fiber: Fiber, item: Instruction) -> None:
     """st.global, st.shared: 9.7.9.11."""
     access = item.info
     shared = access.space != "global"
@@ -348,6 +348,6 @@ TABLE = (
         "dv m", load, "9.7.9.8", decode=_decode),
     Row(f"ld{_ORDERS}{_SHARED}{{.v2,.v4}}{_TYPES}", "dv m", load, "9.7.9.8", decode=_decode),
     Row(f"st{_ST_ORDERS}.global{{.wb,.cg,.cs,.wt}}{_L1}{_L2}{{.v2,.v4,.v8}}{_TYPES}", "m rv",
-        _store, "9.7.9.11", decode=_decode),
-    Row(f"st{_ST_ORDERS}{_SHARED}{{.v2,.v4}}{_TYPES}", "m rv", _store, "9.7.9.11", decode=_decode),
+        store, "9.7.9.11", decode=_decode),
+    Row(f"st{_ST_ORDERS}{_SHARED}{{.v2,.v4}}{_TYPES}", "m rv", store, "9.7.9.11", decode=_decode),
 )  # fmt: skip

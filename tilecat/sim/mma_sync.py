@@ -155,10 +155,11 @@ def multiply(form: Form, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndar
     """
     wide = np.int64 if form.d == "s32" else np.float64
     x, y = _matrix_a(a, form).astype(wide), _matrix_b(b, form).astype(wide)
-    z = x @ y + _matrix_c(c, form, form.c).astype(wide)
-    if form.saturate:
-        z = np.clip(z, -(2**31), 2**31 - 1)
-    return _fragment_d(z, form, a.itemsize)
+    with np.errstate(over="ignore", invalid="ignore"):
+        z = x @ y + _matrix_c(c, form, form.c).astype(wide)
+        if form.saturate:
+            z = np.clip(z, -(2**31), 2**31 - 1)
+        return _fragment_d(z, form, a.itemsize)
 
 
 # ---- the instruction

@@ -284,10 +284,11 @@ def _run(machine: Machine, state: Warpgroup, run: list[Issue]) -> None:
         rows = np.array([issue.form.a_rows for issue in run])
         words = machine.registers.banks["R"][rows.ravel(), lo : lo + 128]
         a = register_a(words, len(run), form.a_type)
-    product = a @ b.T
-    if form.signs[0] * form.signs[1] < 0:
-        product = -product
-    _accumulate(machine, form, lo, product, run[0].accumulate)
+    with np.errstate(over="ignore", invalid="ignore"):
+        product = a @ b.T
+        if form.signs[0] * form.signs[1] < 0:
+            product = -product
+        _accumulate(machine, form, lo, product, run[0].accumulate)
 
 
 def _operand(machine, state, cta: int, descriptors: list[Descriptor], issue: Issue, kind: str):

@@ -1,4 +1,5 @@
 // Kernels of asynchronous copies and mbarriers, compiled to `../sm_90a_nvcc/`.
+#include <cooperative_groups.h>
 #include <cuda_runtime.h>
 
 #define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)
@@ -126,4 +127,19 @@ KERNEL(128) __cluster_dims__(2, 1, 1) exchange(const int* x, int* y) {
   wait(&bar, 0);
   y[blockIdx.x * 128 + t] = theirs[127 - t] * 1000 + value;
   asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+}
+
+// Generic addresses of the other CTA's shared memory: loads and atomics.
+KERNEL(128) __cluster_dims__(2, 1, 1) neighbours(const int* x, int* y) {
+  __shared__ int s[128];
+  auto cluster = cooperative_groups::this_cluster();
+  int t = threadIdx.x;
+  s[t] = x[blockIdx.x * 128 + t];
+  cluster.sync();
+  int* other = cluster.map_shared_rank(s, cluster.block_rank() ^ 1);
+  int value = other[t];
+  cluster.sync();
+  atomicAdd(&other[t], 1000);
+  cluster.sync();
+  y[blockIdx.x * 128 + t] = s[t] * 3 + value;
 }

@@ -219,3 +219,30 @@ KERNEL(128) ticket_sum(int n, const float* x, float* part, unsigned* ticket, flo
   __syncthreads();
   if (t == 0) *out = s[0] + s[1] + s[2] + s[3];
 }
+
+// An array that is indexed at run time lives in local memory.
+KERNEL(128) local_array(int n, const int* x, int* y) {
+  int i = blockIdx.x * 128 + threadIdx.x;
+  if (i >= n) return;
+  int a[16];
+  for (int k = 0; k < 16; ++k) a[k] = x[i] * k + k * k;
+  int s = 0, j = x[i] & 15;
+  for (int k = 0; k < 8; ++k) {
+    s += a[j];
+    a[j] ^= s;
+    j = (j * 5 + 3) & 15;
+  }
+  y[i] = s + a[x[i] & 7];
+}
+
+__constant__ float kCoefficients[4] = {1.f, -0.5f, 0.25f, 2.f};
+__device__ int counter = 3;
+
+KERNEL(128) variables(const float* x, float* y) {
+  int t = threadIdx.x;
+  float v = x[t];
+  y[t] = ((kCoefficients[3] * v + kCoefficients[2]) * v + kCoefficients[1]) * v +
+         kCoefficients[t & 3];
+  if (t == 0) y[128] = atomicAdd(&counter, 4);
+  if (t == 0) y[129] = counter;
+}

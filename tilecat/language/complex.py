@@ -1,0 +1,119 @@
+"""Complex tiles: pairs of real tiles, real and imaginary part, and their arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ..dtypes import DType
+from ..errors import LayoutError
+from .functions import cast
+from .values import RegTile, RegVec, SharedTile
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ComplexTile:
+    """`re + i im`, two tiles of one type: registers for arithmetic, shared as operands of mma.
+
+    `+ - * /` take complex tiles, and real tiles, vectors and scalars; `conj()`, `T`, `abs2()`.
+    mma_AB and its kin take complex operands with a complex accumulator.
+
+    Args:
+        re: the real parts.
+        im: the imaginary parts.
+        sum: `re + im` in shared memory, where a product of three mma wants it.
+        conjugate: stands for `re - i im`: a shared tile's, which is not written anew.
+    """
+
+    re: Any
+    im: Any
+    sum: Any = None
+    conjugate: bool = False
+
+    def __repr__(self) -> str:
+        """`complex rt[f32, 64, 64]`."""
+        return f"complex {self.re!r}"
+
+    @property
+    def dtype(self) -> DType:
+        """Element type of both parts."""
+        return self.re.type.dtype  # type: ignore[no-any-return]
+
+    @property
+    def T(self) -> ComplexTile:
+        """The transpose: the same registers or bytes."""
+        return self.map(lambda part: part.T)
+
+    def map(self, function: Callable[[Any], Any]) -> ComplexTile:
+        """A linear function of both parts: `c.map(tc.swap_layout)`, `c.map(tc.load)`."""
+        whole = None if self.sum is None else function(self.sum)
+        return ComplexTile(function(self.re), function(self.im), whole, self.conjugate)
+
+    def cast(self, dtype: DType) -> ComplexTile:
+        """Both parts converted."""
+        return ComplexTile(cast(self.re, dtype), cast(self.im, dtype))
+
+    def conj(self) -> ComplexTile:
+        """`re - i im`; of shared tiles it is a remark that mma heeds, and costs nothing."""
+        if isinstance(self.re, SharedTile):
+            return ComplexTile(self.re, self.im, None, not self.conjugate)
+        return ComplexTile(self.re, -self.im)
+
+    def abs2(self) -> Any:
+        """`re**2 + im**2`, a real tile."""
+        return self.re * self.re + self.im * self.im
+
+    def __neg__(self) -> ComplexTile:
+        return ComplexTile(-self.re, -self.im)
+
+    def __add__(self, other: Any) -> ComplexTile:
+        if not isinstance(other, ComplexTile):
+            return ComplexTile(self.re + other, self.im)
+        return ComplexTile(self.re + other.re, self.im + other.im)
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Any) -> ComplexTile:
+        if not isinstance(other, ComplexTile):
+            return ComplexTile(self.re - other, self.im)
+        return ComplexTile(self.re - other.re, self.im - other.im)
+
+    def __rsub__(self, other: Any) -> ComplexTile:
+        return -self + other
+
+    def __mul__(self, other: Any) -> ComplexTile:
+        if not isinstance(other, ComplexTile):
+            return ComplexTile(self.re * other, self.im * other)
+        re = self.re * other.re - self.im * other.im
+        return ComplexTile(re, self.re * other.im + self.im * other.re)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, other: Any) -> ComplexTile:
+        if not isinstance(other, ComplexTile):
+            return ComplexTile(self.re / other, self.im / other)
+        size, top = other.abs2(), self * other.conj()
+        return ComplexTile(top.re / size, top.im / size)
+
+
+def complex_tile(re: Any, im: Any, *, sum: Any = None) -> ComplexTile:
+    """A complex tile of two real ones of one type, registers or shared.
+
+    Args:
+        re: the real parts.
+        im: the imaginary parts.
+        sum: of shared tiles, `re + im`, for `tc.complex_mma(..., products=3)`.
+
+    Raises:
+        LayoutError: the parts are not tiles of one type.
+    """
+    parts = [re, im] if sum is None else [re, im, sum]
+    for part in parts:
+        if not isinstance(part, RegTile | RegVec | SharedTile) or part.type != re.type:
+            raise LayoutError(
+                f"complex_tile: the parts are tiles of one type, got re={re!r}, im={im!r}"
+                + ("" if sum is None else f", sum={sum!r}"),
+                hint="tc.complex_tile(tc.load(re), tc.load(im))",
+            )
+    return ComplexTile(re, im, sum)
