@@ -272,7 +272,8 @@ _COPY = "tensormap.cp_fenceproxy.global.shared::cta"
 TABLE = (
     Row(f"tensormap.replace.tile{_FIELDS}{{.global,.shared::cta}}.b1024(.b32,.b64)", "m r r?",
         _replace, "9.7.9.28", decode=_decode_replace),
-    Row(f"{_COPY}.tensormap::generic.release{_SCOPE}.sync.aligned", "m m i", _copy, "9.7.13.8", aligned=True, decode=_decode_copy),
+    Row(f"{_COPY}.tensormap::generic.release{_SCOPE}.sync.aligned", "m m i", _copy, "9.7.13.8",
+        aligned=True, decode=_decode_copy),
     Row(f"fence.proxy.tensormap::generic(.acquire,.release){_SCOPE}", "m? i?", _fence, "9.7.13.4",
         decode=_decode_fence),
 )  # fmt: skip
