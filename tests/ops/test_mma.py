@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from mma_cases import CASES, NAMES, MmaCase, arrays, check, kernel_of, run
 
 import tilecat as tc
-from tilecat import bf16, e4m3, f16, f32, rt, s8, s32, st, tf32, u8
+from tilecat import bf16, e4m3, f16, f32, gl, rt, s8, s32, st, tf32, u8
 from tilecat.arch import ARCHS, MMA_SYNC, WGMMA
 from tilecat.arch.hopper import HOPPER
 from tilecat.errors import DTypeError, LayoutError, ScopeError
@@ -35,7 +36,8 @@ def test_every_form_has_an_emitter_and_a_case_at_every_n(capsys: pytest.CaptureF
         if form.instruction == WGMMA:
             assert {case.n for case in mine} >= set(form.n), f"N of {form}"
             assert {case.a for case in mine} >= {"registers"}, f"A of {form}"
-        text = kernel_of(mine[0]).compile(*_examples(mine[0])).ptx
+        widest = max(mine, key=lambda case: case.m * case.n)  # spills would be errors
+        text = kernel_of(widest).compile(*_examples(widest)).ptx
         types = f"{form.accumulator}.{form.a}.{form.b}"
         assert form.instruction.partition(".")[0] in text and types in text, f"text of {form}"
     counts = Counter(case.form.instruction for case in CASES)
@@ -67,6 +69,43 @@ def test_a_wrong_product_is_seen():
     other = replace(case, accumulate=False)
     with pytest.raises(AssertionError):
         check(case, run(other, given, simulated), given)
+
+
+@pytest.mark.parametrize("warp", [False, True])
+def test_operators_add_and_subtract_products(warp: bool):
+    rows = 16 if warp else 64
+
+    def body(A: object, B: object, D: object) -> None:
+        a, acc = tc.load(A[0, 0], rt[bf16, rows, 64]), tc.zeros(rt[f32, rows, 64])  # type: ignore[index]
+        b = tc.load(B[0, 0], rt[bf16, 64, 64])  # type: ignore[index]
+        if warp:
+            right = tc.swap_layout(b)
+        else:
+            right = tc.shared(st[bf16, 64, 64])
+            tc.store(right, b)
+            tc.sync()
+        acc += a @ right
+        acc += a @ right
+        acc -= a @ right.T if not warp else a @ tc.swap_layout(right).T
+        if not warp:
+            tc.mma_wait()
+        tc.store(D[0, 0], acc)  # type: ignore[index]
+
+    @tc.kernel
+    def products(A: gl[bf16, "M", "K"], B: gl[bf16, "K", "N"], D: gl[f32, "M", "N"]):
+        with tc.warpgroup():
+            if warp:
+                with tc.warps(), tc.when(tc.warp_id() == 0):
+                    body(A, B, D)
+            else:
+                body(A, B, D)
+
+    rng = np.random.default_rng(1)
+    a, b = (rng.standard_normal((n, 64)).astype(bf16.numpy) for n in (rows, 64))
+    out = np.zeros((rows, 64), np.float32)
+    products(a, b, out, grid=1)
+    x, y = a.astype(np.float64), b.astype(np.float64)
+    np.testing.assert_allclose(out, 2 * x @ y - x @ y.T, atol=1e-4)
 
 
 # ---- rules, at the user's line

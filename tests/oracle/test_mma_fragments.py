@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tilecat import sim
 from tilecat.errors import MachineError
 from tilecat.sim.mma_sync import ELEMENTS, LANES, TF32_MASK, form_of, multiply
 
@@ -99,6 +100,35 @@ def test_mma_sync_integer_sum_saturates_only_when_told():
     held = form_of("mma.sync.aligned.m16n8k32.row.col.satfinite.s32.s8.s8.s32")
     assert (wraps == (2**31 - 1 + 32 * 127 * 127) % 2**32).all()
     assert (multiply(held, a, b, c) == 2**31 - 1).all()
+
+
+def test_movmatrix_transposes_each_warps_matrix():
+    """Thread l holds row l / 4, elements 2 (l mod 4) and the next, of an 8 x 8 matrix."""
+    text = """
+        .version 8.0
+        .target sm_90a
+        .address_size 64
+        .visible .entry turns(.param .u64 out) .maxntid 64, 1, 1 {
+            .reg .b32 %t, %a, %h; .reg .b64 %p, %o;
+            mov.u32 %t, %tid.x;
+            shl.b32 %a, %t, 1;
+            add.u32 %h, %a, 1;
+            shl.b32 %h, %h, 16;
+            or.b32 %a, %a, %h;
+            movmatrix.sync.aligned.m8n8.trans.b16 %a, %a;
+            ld.param.u64 %p, [out];
+            cvt.u64.u32 %o, %t;
+            shl.b64 %o, %o, 2;
+            add.u64 %p, %p, %o;
+            st.global.b32 [%p], %a;
+            ret;
+        }
+    """
+    out = np.zeros((WARPS, 8, 8), np.uint16)
+    result = sim.run(text, grid=(1, 1, 1), args=[sim.Pointer(out)], smem_bytes=0)
+    assert not result.reports
+    wanted = np.arange(WARPS * 64, dtype=np.uint16).reshape(WARPS, 8, 8).transpose(0, 2, 1)
+    np.testing.assert_array_equal(out, wanted)
 
 
 @pytest.mark.parametrize(

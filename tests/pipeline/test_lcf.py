@@ -268,7 +268,8 @@ def test_each_input_is_loaded_once_a_step(load, name: str, count: int):
          "load_async: the source is a place in a tensor, got A: gl[bf16, M, K]",
          "tc.load_async(a, A[row, k])"),
         (lambda k: tc.load_async(k.acc, k.A[0, 0]),
-         "load_async: the destination is an input or scratch tile, got rt[f32, 64, 64]", ""),
+         "load_async: the destination is an input or scratch tile, or a shared tile, "
+         "got rt[f32, 64, 64]", ""),
         (lambda k: tc.load_async(k.a[1], k.A[0, 0]), "a: 1 tiles a stage, got index=1", ""),
     ],
 )  # fmt: skip

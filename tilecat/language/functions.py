@@ -184,7 +184,7 @@ def cast(tile: RegTile, dtype: DType, out: RegTile | None = None) -> RegTile:
         raise DTypeError(
             f"cast: to a dtype, got {dtype!r} ({type(dtype).__name__})", hint="tc.cast(x, tc.bf16)"
         )
-    if tile.dtype == dtype and out is None:
+    if getattr(source.type, "dtype", None) == dtype and out is None:
         return tile
     target = None if out is None else registers_of(out, "cast: out")
     op = add(Cast(source, dtype, target))

@@ -4,43 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from .. import dtypes
 from ..builder import add, current
 from ..dtypes import DType
-from ..errors import DTypeError, LayoutError
-from ..ir import Scope, Value
+from ..errors import LayoutError
+from ..ir import Scope
 from ..layouts import column_order
 from ..layouts.registers import fragment_of
 from ..ops.convert import Cast
-from ..ops.mma import Mma, MmaWait
-from ..ops.mma_warp import WarpMma, require_no_signs
+from ..ops.mma import MmaWait
 from ..ops.relayout import ChangeLayout
-from ..tiles import ScalarType
 from .complex import ComplexTile
 from .functions import empty
-from .scalars import operand_of
-from .values import RegTile, SharedTile
-
-
-def _operand(value: Any, name: str, transposed: bool) -> Value:
-    """The tile behind an operand (a tile, or a pipeline's input), or the view of its transpose."""
-    inner = getattr(value, "tile", value)
-    if callable(inner):
-        inner = inner()
-    if not isinstance(inner, SharedTile | RegTile):
-        raise LayoutError(f"{name}: wanted a tile, got {value!r} ({type(value).__name__})")
-    return inner.T.value if transposed else inner.value
-
-
-def _predicate(name: str, decide: Any) -> Value | bool:
-    flag = decide if isinstance(decide, bool) else operand_of(decide, name)
-    if not isinstance(flag, bool) and getattr(flag, "type", None) != ScalarType(dtypes.pred):
-        raise DTypeError(
-            f"{name}: accumulate is a bool or a comparison of run-time scalars, got {decide!r}",
-            hint="accumulate=step > 0",
-        )
-    assert isinstance(flag, bool | Value), "checked above"
-    return flag
+from .products import record_mma
+from .values import RegTile, factor_of, predicate_of
 
 
 def _mma(name: str, acc: Any, a: Any, b: Any, options: dict[str, Any]) -> None:
@@ -50,15 +26,11 @@ def _mma(name: str, acc: Any, a: Any, b: Any, options: dict[str, Any]) -> None:
     if not isinstance(acc, RegTile):
         raise LayoutError(f"{name}: the accumulator is a register tile, got {acc!r}")
     accumulate = options["accumulate"]
-    flag = _predicate(name, acc.accumulate if accumulate is None else accumulate)
+    flag = predicate_of(name, acc.accumulate if accumulate is None else accumulate)
     signs = tuple(-1 if options[key] else 1 for key in ("negate_a", "negate_b"))
-    right = _operand(b, name, name.endswith("Bt"))
-    left = _operand(a, name, name.startswith("mma_At"))
-    if current().scope is Scope.WARP:
-        require_no_signs(name, (signs[0], signs[1]))
-        add(WarpMma(name, acc.value, left, right, flag))
-    else:
-        add(Mma(name, acc.value, left, right, flag, (signs[0], signs[1])))
+    right = factor_of(name, b, name.endswith("Bt"))
+    left = factor_of(name, a, name.startswith("mma_At"))
+    record_mma(name, acc.value, left, right, flag, (signs[0], signs[1]))
 
 
 def mma_AB(
@@ -90,6 +62,8 @@ def mma_AB(
             comes from a pipeline, which starts each task afresh.
         negate_a: subtract the product (by a warpgroup, floats). With negate_b, both are negated.
         negate_b: the same for B.
+
+    `acc += a @ b` and `acc -= a @ b` are the same, for tiles in hand.
 
     FP8 with f32 sums: the hardware keeps about 14 bits of the partial sums of one instruction.
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from ..builder import add, current
+from ..errors import LayoutError
 from ..ir import Value
 from ..ops.memory import AllocScratch
-from ..ops.reduce import Reduce, ReduceVector, Total, scratch_bytes
+from ..ops.reduce import REDUCTIONS, Reduce, ReduceVector, Total, scratch_bytes
 from ..tiles import RegTileType, RegVecType
 from .scalars import Scalar
 from .values import RegTile, RegVec, registers_of, wrap
@@ -101,6 +102,8 @@ def col_absmax(tile: RegTile, initial: RegVec | None = None) -> RegVec:
 
 def reduce_vector(name: str, vector: RegVec) -> Scalar:
     """max, min, sum, prod or absmax of a vector, one scalar for every thread of the scope."""
+    if not isinstance(name, str) or name not in REDUCTIONS:
+        raise LayoutError(f"reduce_vector: by {', '.join(REDUCTIONS)}, got {name!r}")
     source = registers_of(vector, name)
     kind = source.type
     needs = scratch_bytes(kind, "row") if isinstance(kind, RegVecType) else 0

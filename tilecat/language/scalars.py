@@ -60,6 +60,7 @@ _FOLD: dict[str, Callable[[Any, Any], Any]] = {
 # name -> the int that leaves the other operand as it is, on the right (and the left)
 _NEUTRAL = {"add": 0, "sub": 0, "mul": 1, "div": 1, "shl": 0, "shr": 0}
 _COMMUTES = {"add", "mul", "and", "or", "xor"}
+_REFLECTED = {"add": "__radd__", "sub": "__rsub__", "mul": "__rmul__", "div": "__rtruediv__"}
 _CONDITIONS = {"and", "or", "xor"}
 
 
@@ -169,6 +170,8 @@ class Scalar:
 
     def to(self, dtype: DType) -> Scalar:
         """Converts: s32 or u32 to f32 (nearest even), f32 to an integer (truncates)."""
+        if not isinstance(dtype, DType):
+            raise DTypeError(f"to: a dtype, got {dtype!r} ({type(dtype).__name__})")
         if dtype == self.dtype:
             return self
         source = operand_of(self)
@@ -203,7 +206,7 @@ class Scalar:
     __array_ufunc__ = None
 
     def _with(self, name: str, other: Any, *, swapped: bool = False) -> Any:
-        if isinstance(other, TileOperand):
+        if isinstance(other, TileOperand) and hasattr(other, _REFLECTED.get(name, "")):
             return NotImplemented
         return binary(name, other, self) if swapped else binary(name, self, other)
 

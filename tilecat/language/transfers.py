@@ -66,9 +66,9 @@ def _shared_place(value: Any, name: str) -> SharedPlace:
     return value
 
 
-def _place(value: Any, name: str, example: str) -> GlobalTile:
+def _place(value: Any, name: str, example: str, what: str = "wanted") -> GlobalTile:
     if not isinstance(value, GlobalTile):
-        raise LayoutError(f"{name}: wanted a place in a tensor, got {value!r}", hint=example)
+        raise LayoutError(f"{name}: {what} a place in a tensor, got {value!r}", hint=example)
     return value
 
 
@@ -119,17 +119,16 @@ def load_async(
     Scope: thread, warp, warpgroup. PTX: `cp.async.bulk.tensor` (ISA 9.7.9.27.1.2); in a pipeline a
     masked copy by the producer's threads where TMA cannot reach.
     """
+    place = _place(source, "load_async", "tc.load_async(a, A[row, k])", "the source is")
     if hasattr(destination, "load"):
         if barrier is not None:
             raise SyncError("load_async: a pipeline's tile has a barrier of its own, got another")
-        _place(source, "load_async", "tc.load_async(a, A[row, k])")
-        destination.load(source)
+        destination.load(place)
         return
-    place = _place(source, "load_async", "tc.load_async(a, A[row, k])")
     if not isinstance(destination, SharedTile | SharedVec):
         raise LayoutError(
-            f"load_async: the destination is an input or scratch tile, or a shared tile with an "
-            f"mbarrier, got {destination!r}"
+            f"load_async: the destination is an input or scratch tile, or a shared tile, "
+            f"got {destination!r}"
         )
     target = _shared_place(destination, "load_async")
     signal = one_barrier(barrier, "load_async")

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..builder import add
+from .. import dtypes
+from ..builder import add, current
 from ..dtypes import DType
-from ..errors import LayoutError, ScopeError
-from ..ir import Value
+from ..errors import DTypeError, LayoutError, ScopeError
+from ..ir import Scope, Value
 from ..ops.elementwise import Fill, Map
 from ..ops.memory import ViewShared
 from ..ops.views import ViewRegisters, part_registers, storage
-from ..tiles import PeerType, RegTileType, RegVecType, SharedTileType, SharedVecType
+from ..tiles import (
+    PeerType,
+    RegTileType,
+    RegVecType,
+    ScalarType,
+    SharedTileType,
+    SharedVecType,
+)
+from .products import record_mma
 from .scalars import Scalar, TileOperand, operand_of
 
 
@@ -67,7 +76,7 @@ def spans_of(
     return found[0], found[1]
 
 
-class _NoPythonValue(TileOperand):
+class _NoPythonValue:
     """Base of tiles: Python can neither test nor compare what is known at run time only."""
 
     __slots__ = ()
@@ -86,7 +95,7 @@ class _NoPythonValue(TileOperand):
     __hash__ = object.__hash__
 
 
-class Registers(_NoPythonValue):
+class Registers(_NoPythonValue, TileOperand):
     """Base of register tiles and vectors: operators make new ones, in-place forms write."""
 
     __slots__ = ("value",)
@@ -203,6 +212,17 @@ class RegTile(Registers):
             apply_map("copy", new, out=part)
 
 
+    def __matmul__(self, other: Any) -> Product:
+        """`acc += a @ b`: a product, to be added to an accumulator."""
+        return Product(self, other)
+
+    def __iadd__(self, other: Any) -> Any:
+        return other.add_to(self, 1) if isinstance(other, Product) else super().__iadd__(other)
+
+    def __isub__(self, other: Any) -> Any:
+        return other.add_to(self, -1) if isinstance(other, Product) else super().__isub__(other)
+
+
 class RegVec(Registers):
     """A register vector: one value a row or column of a register tile."""
 
@@ -238,6 +258,10 @@ class SharedTile(_NoPythonValue):
         flipped = SharedTileType(kind.dtype, kind.cols, kind.rows, order, kind.swizzle_bytes)
         return SharedTile(add(ViewShared(self.value, 0, 0, flipped)).result)
 
+    def __matmul__(self, other: Any) -> Product:
+        """`acc += a @ b`: a product, to be added to an accumulator."""
+        return Product(self, other)
+
     def __getitem__(self, index: Any) -> SharedTile:
         """Part of the tile, sharing its bytes: `tile[:, 64:128]`, for whatever takes a tile.
 
@@ -254,6 +278,60 @@ class SharedTile(_NoPythonValue):
     def __repr__(self) -> str:
         """Its type."""
         return str(self.type)
+
+
+class Product:
+    """`a @ b`: `acc += a @ b` is `tc.mma_AB(acc, a, b)`; on its own it is no tile."""
+
+    __slots__ = ("a", "b")
+
+    def __init__(self, a: Any, b: Any):
+        self.a = a
+        self.b = b
+
+    def __repr__(self) -> str:
+        """Its operands."""
+        return f"{self.a!r} @ {self.b!r}, to be added to an accumulator: acc += a @ b"
+
+    def add_to(self, acc: RegTile, sign: int) -> RegTile:
+        """`acc += sign * (a @ b)`."""
+        a, minus = self.a, sign < 0
+        if minus and current().scope is Scope.WARP:
+            a, minus = -a, False
+        left, right = factor_of("mma_AB", a), factor_of("mma_AB", self.b)
+        accumulate = predicate_of("mma_AB", acc.accumulate)
+        record_mma("mma_AB", acc.value, left, right, accumulate, (-1 if minus else 1, 1))
+        return acc
+
+
+def factor_of(name: str, value: Any, transposed: bool = False) -> Value:
+    """The tile behind an operand (a tile, or a pipeline's input), or the view of its transpose.
+
+    Raises:
+        LayoutError: it is no tile.
+    """
+    inner = getattr(value, "tile", value)
+    if callable(inner):
+        inner = inner()
+    if not isinstance(inner, SharedTile | RegTile):
+        raise LayoutError(f"{name}: wanted a tile, got {value!r} ({type(value).__name__})")
+    return inner.T.value if transposed else inner.value
+
+
+def predicate_of(name: str, decide: Any) -> Value | bool:
+    """Whether a product is added: a Python bool, or a run-time comparison.
+
+    Raises:
+        DTypeError: it is neither.
+    """
+    flag = decide if isinstance(decide, bool) else operand_of(decide, name)
+    if not isinstance(flag, bool) and getattr(flag, "type", None) != ScalarType(dtypes.pred):
+        raise DTypeError(
+            f"{name}: accumulate is a bool or a comparison of run-time scalars, got {decide!r}",
+            hint="accumulate=step > 0",
+        )
+    assert isinstance(flag, bool | Value), "checked above"
+    return flag
 
 
 class SharedVec(_NoPythonValue):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..dtypes import DType
-from ..errors import LayoutError
+from ..errors import DTypeError, LayoutError
 from .shared import nearest_multiple
 
 LANES = 32
@@ -39,6 +39,8 @@ PAIRS, QUADS, SINGLES = Fragment(2), Fragment(4), Fragment(1)
 
 def fragment_of(dtype: DType) -> Fragment:
     """The fragment of a dtype: quads for 8 bits, singles for tf32, pairs for all others."""
+    if not isinstance(dtype, DType):
+        raise DTypeError(f"fragment: of a dtype, got {dtype!r} ({type(dtype).__name__})")
     if dtype.bits == 8:
         return QUADS
     return SINGLES if dtype.name == "tf32" else PAIRS

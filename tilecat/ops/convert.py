@@ -38,8 +38,8 @@ class Cast(Op):
         kind = self.tile.type
         if not isinstance(kind, RegTileType | RegVecType):
             raise LayoutError(f"cast: wanted a register tile or vector, got {kind}")
-        if self.dtype.name not in CASTABLE:
-            raise DTypeError(f"cast: to {', '.join(CASTABLE)}, got {self.dtype.name}")
+        if getattr(self.dtype, "name", None) not in CASTABLE:
+            raise DTypeError(f"cast: to {', '.join(CASTABLE)}, got {self.dtype}")
         if isinstance(kind, RegVecType):
             if self.dtype.bits != 32:
                 raise DTypeError(f"cast: a vector has 32-bit elements, got {self.dtype.name}")

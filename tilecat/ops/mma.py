@@ -127,11 +127,12 @@ def check_registers(name: str, which: str, kind: RegTileType, order: str, warps:
         )
     if kind.order != order:
         words = {"row": "row", "col": "column"}
+        swap = f"tc.{name}(...) on tc.swap_layout({letter}), which moves it between lanes"
         load = f', or load it so: tc.load(tile, order="{order}")' if which != "acc" else ""
         raise LayoutError(
             f"{name}: {which} of {who}'s mma in registers has {words[order]} order, "
             f"got {letter}={kind} in {words[kind.order]} order",
-            hint=f"tc.{name}(...) on tc.swap_layout({letter}), which moves it between lanes{load}",
+            hint=swap + load if warps == 1 else "pass it in shared memory, in either order",
         )
     if kind.layout.fragment != fragment_of(kind.dtype):
         held, wanted = kind.layout.fragment.run, fragment_of(kind.dtype).run

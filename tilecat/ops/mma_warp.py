@@ -20,7 +20,7 @@ class WarpMma(Op):
     """`acc = A @ B + acc` (or `acc = A @ B`) on register tiles of one warp, complete at once.
 
     Args:
-        acc: M x N accumulator, M and N multiples of 16 (N of 8 where acc is 32-bit).
+        acc: M x N accumulator, M and N multiples of 16.
         a: M x K tile in row order.
         b: K x N tile in column order.
         accumulate: True, False, or a run-time predicate.

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import LayoutError, ScopeError
-from ..language.scalars import binary, minimum_of, named
+from ..language.scalars import binary, minimum_of, named, operand_of
+from ..ops.scalar import require_s32
 
 
 @dataclass(frozen=True)
@@ -58,12 +59,22 @@ class Schedule:
 
 def row_major(rows: Any, cols: Any) -> Schedule:
     """Task t is block (t // cols, t mod cols). Coordinates: row, col."""
+    count, (_, cols) = _count("row_major", rows=rows, cols=cols)
 
     def locate(t: Any) -> tuple[tuple[str, Any], ...]:
         row = named(binary("div", t, cols), "row")
         return (("row", row), ("col", named(t - row * cols, "col")))
 
-    return Schedule("row-major", rows * cols, locate)
+    return Schedule("row-major", count, locate)
+
+
+def _count(name: str, **extents: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Number of tasks, and extents that can be divided by: no task asks where there is none."""
+    count: Any = 1
+    for what, extent in extents.items():
+        require_s32(f"{name}: {what}", operand_of(extent, f"{name}: {what}"))
+        count = binary("mul", count, extent)
+    return count, tuple(max(e, 1) if isinstance(e, int) else e for e in extents.values())
 
 
 def grouped(rows_total: Any, cols: Any, *, rows: int = 8) -> Schedule:
@@ -81,6 +92,7 @@ def grouped(rows_total: Any, cols: Any, *, rows: int = 8) -> Schedule:
         raise LayoutError(f"grouped: rows is a compile-time int from 1 up, got rows={rows!r}")
     if rows == 1:
         return row_major(rows_total, cols)
+    count, (_, cols) = _count("grouped", rows_total=rows_total, cols=cols)
 
     def locate(t: Any) -> tuple[tuple[str, Any], ...]:
         per_group = named(cols * rows, "per_group")
@@ -91,7 +103,7 @@ def grouped(rows_total: Any, cols: Any, *, rows: int = 8) -> Schedule:
         col = named(binary("div", inside, height), "col")
         return (("row", named(first + inside - col * height, "row")), ("col", col))
 
-    return Schedule(f"groups of {rows} rows", rows_total * cols, locate)
+    return Schedule(f"groups of {rows} rows", count, locate)
 
 
 def sequence_first(tiles: Any, heads: Any, batch: Any) -> Schedule:
@@ -99,6 +111,7 @@ def sequence_first(tiles: Any, heads: Any, batch: Any) -> Schedule:
 
     Coordinates: tile, head, batch.
     """
+    count, (tiles, heads, _) = _count("sequence_first", tiles=tiles, heads=heads, batch=batch)
 
     def locate(t: Any) -> tuple[tuple[str, Any], ...]:
         plane = named(binary("div", t, tiles), "plane")
@@ -106,4 +119,4 @@ def sequence_first(tiles: Any, heads: Any, batch: Any) -> Schedule:
         tile = named(t - plane * tiles, "tile")
         return (("tile", tile), ("head", named(plane - entry * heads, "head")), ("batch", entry))
 
-    return Schedule("sequence first", tiles * heads * batch, locate)
+    return Schedule("sequence first", count, locate)
