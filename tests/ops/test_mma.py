@@ -15,6 +15,7 @@ from tilecat.arch import ARCHS, MMA_SYNC, WGMMA
 from tilecat.arch.hopper import HOPPER
 from tilecat.errors import DTypeError, LayoutError, ScopeError
 from tilecat.ops.mma import FORMS
+from tilecat.tiles import SharedTileType
 
 
 def simulated(kernel: tc.KernelFunction, *args: object) -> None:
@@ -174,6 +175,8 @@ RULES = (
      ("bf16 multiplies bf16, got a=bf16, b=f16", "tc.cast")),
     ("f32", DTypeError, st[f32, 64, 64], st[f32, 64, 64], rt[f32, 64, 64], "mma_AB",
      ("the tensor core multiplies bf16, f16, tf32, e4m3, e5m2, s8, u8, got a=f32",)),
+    ("no swizzle", LayoutError, SharedTileType(bf16, 64, 64, "col", 0), st[bf16, 64, 64],
+     rt[f32, 64, 64], "mma_AB", ("mma_AB: no wgmma descriptor can walk this tile as A",)),
     ("depth", LayoutError, st[bf16, 64, 64], st[bf16, 32, 64], rt[f32, 64, 64], "mma_AB",
      ("A is M x K, B is K x N", "b=32x64")),
 )  # fmt: skip

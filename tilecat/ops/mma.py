@@ -194,7 +194,11 @@ class Mma(Op):
                 f"{self.name}: only products of floats can be negated, got {form.a} x {form.b}",
                 hint="negate the result, or subtract it",
             )
-        self.descriptors()
+        try:
+            self.descriptors()
+        except LayoutError as error:  # K, or no swizzle
+            text = error.message.removeprefix("descriptor: ")
+            raise LayoutError(f"{self.name}: {text}", hint=error.hint) from None
         return ()
 
     def _check_major(self, form: MmaForm, a: TileType, b: SharedTileType) -> None:
