@@ -16,6 +16,7 @@ from .errors import (
     SyncError,
     TileError,
 )
+from .language.atomics import atomic_add, atomic_max, atomic_min
 from .language.barriers import (
     barrier,
     barrier_arrive,
@@ -131,6 +132,9 @@ __all__ = [
     "absolute",
     "ArchError",
     "as_a",
+    "atomic_add",
+    "atomic_max",
+    "atomic_min",
     "attention",
     "barrier",
     "barrier_arrive",

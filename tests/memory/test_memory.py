@@ -7,9 +7,11 @@ from memory_cases import MemoryCase, run_on_machine
 
 from .barriers import CASES as BARRIERS
 from .clusters import CASES as CLUSTERS
+from .registers import CASES as REGISTERS
 from .transfers import CASES as TRANSFERS
+from .views import CASES as VIEWS
 
-CASES = (*BARRIERS, *CLUSTERS, *TRANSFERS)
+CASES = (*BARRIERS, *CLUSTERS, *REGISTERS, *TRANSFERS, *VIEWS)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

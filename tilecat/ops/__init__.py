@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..ir import Op
+from .atomics import AtomicGlobal, AtomicShared, AtomicVector
 from .cluster import ClusterBarrier, CopyToPeer, GridDependency, LoadPeer, PeerShared, StorePeer
 from .control import Elected, OneThread, Range, RoleSection, When
 from .convert import Cast
@@ -56,7 +57,7 @@ ALL_OPS: tuple[type[Op], ...] = (
     LoadVector, StoreVector, PeerShared, CopyToPeer, StorePeer, LoadPeer,
     LoadGlobal, StoreGlobal, LoadScalar, StoreScalar,
     TmaLoad, TmaStore, TmaPrefetch, BulkWait, BulkLoad, BulkStore,
-    CopyByThreads, CopyAsync, CopyGroup, CopyArrive,
+    CopyByThreads, CopyAsync, CopyGroup, CopyArrive, AtomicGlobal, AtomicShared, AtomicVector,
     Mma, WarpMma, MmaWait, ViewRegisters,
     ChangeLayout, AllocRegisters, Map, Fill, MaskTail, Reduce, ReduceVector, Total, Cast, Inline,
 )  # fmt: skip

@@ -65,13 +65,18 @@ def _check_index(name: str, kind: RegTileType | RegVecType, index: RegVecType) -
     legal: tuple[RegVecType, ...] = (kind,) if isinstance(kind, RegVecType) else ()
     if isinstance(kind, RegTileType):
         legal = (kind.vector("row"), kind.vector("col"))
-    fits = [(v.length, v.axis, v.warps, v.layout.fragment.run) for v in legal]
-    if (index.length, index.axis, index.warps, index.layout.fragment.run) not in fits:
+    if _spread(index) not in map(_spread, legal):
         raise LayoutError(
             f"{name}: an index vector goes with the rows or columns of what it loads, "
             f"got {index} with {kind}",
             hint=f"one of {', '.join(str(v) for v in legal)}, of s32",
         )
+
+
+def _spread(vector: RegVecType) -> tuple[object, ...]:
+    """How a vector lies over the threads, whatever its dtype."""
+    run = vector.layout.fragment.run if vector.axis == "col" else 0
+    return (vector.length, vector.axis, vector.warps, run)
 
 
 def default_axes(kind: RegTileType | RegVecType, arg: TensorArg) -> tuple[int, ...]:

@@ -20,6 +20,7 @@ from tilecat.sim.memory import (
 )  # fmt: skip
 from tilecat.sim.parse import TYPE_BYTES, Instruction, Mem, Reg, Vec
 from tilecat.sim.program import refuse
+from tilecat.sim.registers import view
 from tilecat.sim.table import AGAIN, Row
 
 if TYPE_CHECKING:
@@ -134,8 +135,8 @@ def _elements(machine: Machine, fiber: Fiber, item: Instruction, atomic: Atomic,
     for group in atomic.operands:
         parts = []
         for register in group:
-            value = machine.values(item, register, kind, fiber.lo, fiber.hi * atomic.packed
-                                   - fiber.lo * (atomic.packed - 1))  # fmt: skip
+            value = view(machine, item, register, kind, fiber.lo, fiber.hi)
+            value = np.broadcast_to(value, (fiber.hi - fiber.lo) * atomic.packed)
             parts += [value[k :: atomic.packed][threads - fiber.lo] for k in range(atomic.packed)]
         yield parts
 

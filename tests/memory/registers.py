@@ -1,0 +1,264 @@
+"""Cases of registers from and to memory: every dtype, gather, scatter, atomics, scalars, .trans."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from memory_cases import MemoryCase, numbers, window, zeros
+
+import tilecat as tc
+from tilecat import f32, gl, rt, rv, s32, st, sv
+from tilecat.dtypes import by_name
+
+from .transfers import padded, strided, transposed
+
+DTYPES = ("f32", "bf16", "f16", "s32", "u8", "s8", "e4m3", "e5m2")
+LAYOUTS = {"rows": padded, "odd": strided, "columns": transposed}
+
+
+def tiles(dtype: str, layout: str, order: str, warp: bool) -> MemoryCase:
+    """A register tile from global memory and back, whole and across an edge."""
+    kind = by_name(dtype)
+    shape = (64, 64) if not warp else (32, 32)
+
+    def loads(X: gl[kind, "M", "N"], Y: gl[kind, "M", "N"]):
+        with tc.warpgroup():
+            if not warp:
+                for i in range(2):
+                    for j in range(2):
+                        tc.store(Y[i, j], tc.load(X[i, j], rt[kind, *shape, order]))
+                return
+            with tc.warps():
+                place = (tc.warp_id() & 1, tc.warp_id() >> 1)
+                tc.store(Y[place], tc.load(X[place], rt[kind, *shape, order]))
+
+    extents = (shape[0] * 2 - 9, shape[1] * 2 - 5)
+    change = LAYOUTS[layout]
+
+    def arrays() -> dict[str, Any]:
+        return {"X": change(numbers(extents, dtype)), "Y": change(zeros(extents, dtype, 3))}
+
+    name = f"registers {dtype} {layout} {order}{' warp' if warp else ''}"
+    return MemoryCase(name, tc.kernel(loads), arrays, lambda a: {"Y": a["X"]})
+
+
+def filled(dtype: str, fill: float) -> MemoryCase:
+    """Elements outside the tensor are what the author says."""
+    kind = by_name(dtype)
+
+    def fills(X: gl[kind, "M", "N"], Y: gl[kind, "P", "Q"], Z: gl[kind, "P", "Q"]):
+        with tc.warpgroup():
+            tc.store(Y[0, 0], tc.load(X[0, 0], rt[kind, 64, 64], fill=fill))
+            tile = tc.shared(st[kind, 64, 64])
+            tc.copy(tile, X[0, 0], fill=fill)
+            tc.sync()
+            tc.copy(Z[0, 0], tile)
+
+    def expected(a: dict[str, Any]) -> dict[str, Any]:
+        tile = window(a["X"], 0, 0, 64, 64, fill)
+        return {"Y": tile, "Z": tile}
+
+    return MemoryCase(
+        f"fill {dtype} {fill}", tc.kernel(fills),
+        lambda: {"X": padded(numbers((50, 41), dtype)), "Y": zeros((64, 64), dtype),
+                 "Z": zeros((64, 64), dtype)}, expected,
+    )  # fmt: skip
+
+
+def vectors(axis: str, length: int) -> MemoryCase:
+    """A vector: global to registers to shared and back."""
+
+    def goes_round(X: gl[f32, "N"], Y: gl[f32, "N"], Z: gl[f32, "N"]):
+        with tc.warpgroup():
+            kind, vec = rv[f32, length, axis], tc.shared(sv[f32, length])
+            x = tc.load(X[0], kind)
+            tc.store(vec, x + 1.0)
+            tc.sync()
+            tc.store(Y[0], tc.load(vec, kind))
+            tc.store(Z[0], x)
+
+    def expected(a: dict[str, Any]) -> dict[str, Any]:
+        y, z = a["Y"].copy(), a["Z"].copy()
+        y[:length], z[:length] = a["X"][:length] + 1, a["X"][:length]
+        return {"Y": y, "Z": z}
+
+    return MemoryCase(
+        f"registers vector {axis} {length}", tc.kernel(goes_round),
+        lambda: {"X": numbers((length + 9,), "f32"), "Y": zeros((length + 9,), "f32", 5),
+                 "Z": zeros((length + 9,), "f32", 5)}, expected,
+    )  # fmt: skip
+
+
+def gathers(dtype: str, what: str) -> MemoryCase:
+    """Rows, columns or elements by an index vector; scattered to other places."""
+    kind = by_name(dtype)
+
+    def picks(X: gl[kind, "M", "N"], Y: gl[kind, "M", "N"], at: gl[s32, "K"], to: gl[s32, "K"]):
+        with tc.warpgroup():
+            if what == "rows":
+                rows, there = tc.load(at[0], rv[s32, 64]), tc.load(to[0], rv[s32, 64])
+                tc.store(Y[there, 0], tc.load(X[rows, 0], rt[kind, 64, 32]))
+            elif what == "columns":
+                axis = rv[s32, 64, "col"]
+                cols, there = tc.load(at[0], axis), tc.load(to[0], axis)
+                tc.store(Y[0, there], tc.load(X[0, cols], rt[kind, 64, 64]))
+            else:
+                axis = rv[s32, 64]
+                cols, there = tc.load(at[0], axis), tc.load(to[0], axis)
+                tc.store(Y[3, there], tc.load(X[5, cols], rv[kind, 64]))
+
+    def arrays() -> dict[str, Any]:
+        rng = np.random.default_rng(4)
+        at, to = rng.permutation(100)[:64], rng.permutation(100)[:64]
+        at[7], to[9] = -1, 1000
+        return {"X": numbers((100, 100), dtype), "Y": zeros((100, 100), dtype, 3),
+                "at": at.astype(np.int32), "to": to.astype(np.int32)}  # fmt: skip
+
+    def expected(a: dict[str, Any]) -> dict[str, Any]:
+        y = a["Y"].copy()
+        for source, target in zip(a["at"].tolist(), a["to"].tolist(), strict=True):
+            if target >= 100:
+                continue
+            if what == "rows":
+                y[target, :32] = a["X"][source, :32] if source >= 0 else 0
+            elif what == "columns":
+                y[:64, target] = a["X"][:64, source] if source >= 0 else 0
+            else:
+                y[3, target] = a["X"][5, source] if source >= 0 else 0
+        return {"Y": y}
+
+    return MemoryCase(f"gather {what} {dtype}", tc.kernel(picks), arrays, expected)
+
+
+def atomic_global(operation: str, dtype: str) -> MemoryCase:
+    """Every CTA combines its tile with one place, and its vector with another."""
+    kind = by_name(dtype)
+    function = getattr(tc, f"atomic_{operation}")
+
+    def combines(X: gl[kind, "M", "N"], Y: gl[kind, "P", "N"]):
+        with tc.warpgroup():
+            function(Y[0, 0], tc.load(X[tc.cta_id(), 0], rt[kind, 64, 32]))
+
+    def arrays() -> dict[str, Any]:
+        return {"X": numbers((192, 30), dtype), "Y": numbers((50, 30), dtype, 2)}
+
+    def expected(a: dict[str, Any]) -> dict[str, Any]:
+        ufunc = {"add": np.add, "min": np.minimum, "max": np.maximum}[operation]
+        y = a["Y"].astype(np.float64)
+        for cta in range(3):
+            y = ufunc(y, a["X"][64 * cta :][:50].astype(np.float64))
+        return {"Y": y}
+
+    return MemoryCase(f"atomic {operation} {dtype}", tc.kernel(combines), arrays, expected, grid=3)
+
+
+def atomic_shared(operation: str, dtype: str, order: str = "row") -> MemoryCase:
+    """Two warpgroups combine their tiles and vectors in one shared place."""
+    kind = by_name(dtype)
+    function = getattr(tc, f"atomic_{operation}")
+    with_vector = dtype in ("f32", "s32", "u32")
+
+    def combines(X: gl[kind, "M", "N"], Y: gl[kind, "P", "N"], Z: gl[kind, "P"]):
+        with tc.warpgroup(2) as number:
+            tile = tc.shared(st[kind, 64, 64, order])
+            vec = tc.shared(sv[kind, 64])
+            with tc.when(number == 0):
+                tc.store(tile, tc.load(X[0, 0], rt[kind, 64, 64]))
+                if with_vector:
+                    tc.store(vec, tc.load(X.at(0, 0), rv[kind, 64]))
+            tc.barrier_sync(9, 256)
+            function(tile, tc.load(X[number + 1, 0], rt[kind, 64, 64]))
+            if with_vector:
+                function(vec, tc.load(X[number + 1, 0], rv[kind, 64]))
+            tc.barrier_sync(9, 256)
+            with tc.when(number == 1):
+                tc.store(Y[0, 0], tc.load(tile))
+                if with_vector:
+                    tc.store(Z[0], tc.load(vec))
+
+    ufunc = {"add": np.add, "min": np.minimum, "max": np.maximum}[operation]
+
+    def expected(a: dict[str, Any]) -> dict[str, Any]:
+        x = a["X"].astype(np.float64)
+        found = {"Y": ufunc(ufunc(x[:64], x[64:128]), x[128:192])}
+        if with_vector:
+            found["Z"] = ufunc(ufunc(x[0], x[1]), x[2])
+        return found
+
+    return MemoryCase(
+        f"atomic shared {operation} {dtype} {order}", tc.kernel(combines),
+        lambda: {"X": numbers((192, 64), dtype), "Y": zeros((64, 64), dtype),
+                 "Z": zeros((64,), dtype)}, expected,
+    )  # fmt: skip
+
+
+@tc.kernel
+def single(X: gl[f32, "M", "N"], n: gl[s32, "K"], Y: gl[f32, "M", "N"], m: gl[s32, "K"]):
+    """Scalars from and to memory; what is outside is the fill, or dropped."""
+    with tc.warpgroup():
+        row = tc.load(n[1], s32)
+        far = tc.load(n[100], s32, fill=7)
+        tc.store(Y.at(row, 2), tc.load(X[3, row], f32) * 2.0)
+        tc.store(Y.at(row, 100), 1.0)
+        tc.store(m[0], row + far)
+        with tc.elected():
+            tc.store(m[1], 5)
+
+
+def scalars() -> MemoryCase:
+    def arrays() -> dict[str, Any]:
+        return {"X": numbers((6, 5), "f32"), "n": np.array([9, 4, 1], np.int32),
+                "Y": zeros((6, 5), "f32"), "m": zeros((3,), "s32")}  # fmt: skip
+
+    def expected(a: dict[str, Any]) -> dict[str, Any]:
+        y = a["Y"].copy()
+        y[4, 2] = 2 * a["X"][3, 4]
+        return {"Y": y, "m": np.array([11, 5, 0])}
+
+    return MemoryCase("registers scalars", single, arrays, expected)
+
+
+def matrices(dtype: str, rows: int, cols: int, order: str, register: str) -> MemoryCase:
+    """Registers to shared and back, transposed by ldmatrix and stmatrix where they can."""
+    kind = by_name(dtype)
+
+    def turns(X: gl[kind, "M", "N"], Y: gl[kind, "M", "N"], Z: gl[kind, "M", "N"]):
+        with tc.warpgroup():
+            tile = tc.shared(st[kind, rows, cols, order])
+            tc.store(tile, tc.load(X[0, 0], rt[kind, rows, cols, register]))
+            tc.sync()
+            tc.copy(Y[0, 0], tile)
+            tc.store(Z[0, 0], tc.load(tile, order=register))
+
+    return MemoryCase(
+        f"matrices {dtype} {rows}x{cols} {order} {register}", tc.kernel(turns),
+        lambda: {"X": numbers((rows, cols), dtype), "Y": zeros((rows, cols), dtype),
+                 "Z": zeros((rows, cols), dtype)}, lambda a: {"Y": a["X"], "Z": a["X"]},
+    )  # fmt: skip
+
+
+CASES = (
+    *(tiles(d, layout, "row", False) for d in DTYPES for layout in LAYOUTS),
+    *(tiles(d, layout, "col", False) for d in ("f32", "bf16", "u8") for layout in LAYOUTS),
+    *(tiles(d, "rows", o, True) for d in ("f32", "f16", "e4m3") for o in ("row", "col")),
+    filled("f32", float("-inf")), filled("bf16", float("-inf")), filled("f16", 1.5),
+    filled("s32", -7), filled("u8", 3),
+    *(vectors(axis, n) for axis, n in (("row", 64), ("col", 64), ("col", 24), ("plain", 64),
+                                       ("plain", 300), ("row", 192))),
+    *(gathers(d, "rows") for d in ("f32", "bf16", "u8")),
+    *(gathers(d, "columns") for d in ("f32", "f16")), gathers("f32", "elements"),
+    gathers("s32", "elements"),
+    *(atomic_global("add", d) for d in ("f32", "s32", "u32", "bf16", "f16")),
+    *(atomic_global(o, d) for o in ("min", "max") for d in ("s32", "u32")),
+    *(atomic_shared("add", d) for d in ("f32", "s32", "bf16", "f16")),
+    atomic_shared("add", "f32", "col"), atomic_shared("min", "s32"), atomic_shared("max", "u32"),
+    scalars(),
+    *(matrices(d, r, c, o, g) for d in ("bf16", "f16")
+      for r, c in ((64, 64), (64, 32), (128, 64), (64, 16)) for o in ("row", "col")
+      for g in (("row",) if c == 16 or c == 32 else ("row", "col"))),
+    *(matrices(d, 64, 64, o, "row") for d in ("f32",) for o in ("row", "col")),
+    *(matrices(d, 64, 64, "row", "row") for d in ("u8", "e4m3")),
+)  # fmt: skip
+
+

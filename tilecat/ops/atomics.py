@@ -1,0 +1,173 @@
+"""Atomic updates of tensors, shared tiles and shared vectors by registers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ..errors import DTypeError, LayoutError
+from ..ir import TILE_SCOPES, Access, Effect, Op, Scope, TensorArg, Value, attribute, operand
+from ..layouts import AccessPlan, plan_access
+from ..ptx import transfers
+from ..tiles import RegTileType, RegVecType, SharedTileType, TileType
+from .global_memory import GlobalAccess, check_place, split
+from .memory import registers_of_access
+from .places import held, owner
+from .shared_vectors import VectorMove
+
+# operation -> dtype -> type suffix of `red` (PTX ISA 9.7.13.6)
+ATOMICS: dict[str, dict[str, str]] = {
+    "add": {"f32": "f32", "s32": "s32", "u32": "u32", "f16": "noftz.f16", "bf16": "noftz.bf16"},
+    "min": {"s32": "s32", "u32": "u32"},
+    "max": {"s32": "s32", "u32": "u32"},
+}
+
+
+def check_dtype(operation: str, kind: RegTileType | RegVecType) -> None:
+    """The hardware has the operation for the dtype.
+
+    Raises:
+        DTypeError: it has not.
+    """
+    if kind.dtype.name not in ATOMICS[operation]:
+        known = ", ".join(ATOMICS[operation])
+        raise DTypeError(f"atomic_{operation}: combines {known}, got {kind}")
+
+
+@dataclass(eq=False)
+class AtomicGlobal(GlobalAccess):
+    """`arg[coords...] = op(arg[coords...], tile)`, atomic for each element; none outside.
+
+    Args:
+        operation: a row of ATOMICS.
+        tile: a register tile, or a whole vector.
+    """
+
+    verb: ClassVar[str] = "atomic_{operation}"
+    operation: str = attribute(kw_only=True)
+    tile: Value = operand(kw_only=True)
+
+    @property
+    def stores(self) -> TensorArg:
+        """The tensor."""
+        return self.arg
+
+    def infer(self) -> tuple[TileType, ...]:
+        """Nothing; the tile must have the tensor's dtype."""
+        name, kind = f"atomic_{self.operation}", self.tile.type
+        if isinstance(kind, RegVecType) and kind.partial:
+            raise LayoutError(f"{name}: wanted a whole vector, got {kind}")
+        check_place(name, kind, self.arg, self.coords)
+        assert isinstance(kind, RegTileType | RegVecType), "checked"
+        check_dtype(self.operation, kind)
+        return ()
+
+    def effects(self) -> tuple[Effect, ...]:
+        """Reads the tile."""
+        return (Effect(Access.READ, self.tile),)
+
+    def emit(self, w: Any) -> None:
+        """One predicated `red.global` an element; copies of a value count once."""
+        kind = self.tile.type
+        assert isinstance(kind, RegTileType | RegVecType), "checked in infer"
+        suffix, per = ATOMICS[self.operation][kind.dtype.name], 32 // kind.dtype.bits
+        place, steps = self.place(w, kind)
+        mine = owner(w, kind)
+        for index, register in enumerate(w.regs(self.tile)):
+            for part, step in zip(split(w, register, per), steps[per * index :], strict=False):
+                mask = w.both(w.both(place.mask(step), mine), held(w, kind, index))
+                text = transfers.reduce_memory(
+                    "global", self.operation, suffix, place.address(step), part
+                )
+                w.line(text, pred=mask)
+
+
+@dataclass(eq=False)
+class AtomicShared(Op):
+    """`shared = op(shared, register)`, atomic for each element.
+
+    Args:
+        operation: a row of ATOMICS.
+        shared: a shared tile.
+        register: a register tile of its shape and dtype.
+    """
+
+    verb: ClassVar[str] = "atomic_{operation}"
+    scopes: ClassVar[tuple[Scope, ...]] = TILE_SCOPES
+    operation: str = attribute()
+    shared: Value = operand()
+    register: Value = operand()
+
+    def infer(self) -> tuple[TileType, ...]:
+        """Nothing; shapes and dtypes must agree."""
+        source, target, name = self.register.type, self.shared.type, f"atomic_{self.operation}"
+        if not isinstance(source, RegTileType) or not isinstance(target, SharedTileType):
+            raise LayoutError(
+                f"{name}: a register tile into a shared tile, got {source} and {target}"
+            )
+        if source.shape != target.shape or source.dtype != target.dtype:
+            raise LayoutError(
+                f"{name}: shapes and dtypes must agree, got {source} and {target}",
+                hint="convert first: tc.cast(x, dtype)",
+            )
+        check_dtype(self.operation, source)
+        if self.plan().elements * source.dtype.bits < 32:
+            raise LayoutError(f"{name}: no instruction moves halves of registers, got {target}")
+        return ()
+
+    def plan(self) -> AccessPlan:
+        """Its lane addresses."""
+        source, target = self.register.type, self.shared.type
+        assert isinstance(source, RegTileType) and isinstance(target, SharedTileType), "checked"
+        return plan_access(source.layout, target.layout, matrices=False)
+
+    def effects(self) -> tuple[Effect, ...]:
+        """Reads the registers, reads and writes the tile."""
+        reads = (Effect(Access.READ, self.register), Effect(Access.READ, self.shared))
+        return (*reads, Effect(Access.WRITE, self.shared))
+
+    def emit(self, w: Any) -> None:
+        """One `red.shared` a register."""
+        kind, plan = self.register.type, self.plan()
+        assert isinstance(kind, RegTileType), "checked in infer"
+        suffix = ATOMICS[self.operation][kind.dtype.name] + ("x2" if kind.dtype.bits == 16 else "")
+        addresses = w.access_addresses(self.shared, plan)
+        for access, address in zip(plan.accesses, addresses, strict=True):
+            parts = registers_of_access(w.regs(self.register), kind, access, plan)
+            base, _, offset = address.partition("+")
+            for index, part in enumerate(parts):
+                place = f"{base}+{int(offset or 0) + 4 * index}"
+                w.line(transfers.reduce_memory("shared", self.operation, suffix, place, part))
+
+
+@dataclass(eq=False)
+class AtomicVector(VectorMove):
+    """`shared = op(shared, vector)` of a shared vector, atomic for each element."""
+
+    verb: ClassVar[str] = "atomic_{operation}"
+    operation: str = attribute()
+    vector: Value = operand()
+
+    def infer(self) -> tuple[TileType, ...]:
+        """Nothing; lengths and dtypes must agree."""
+        self.check(self.vector.type)
+        assert isinstance(self.vector.type, RegVecType), "checked"
+        check_dtype(self.operation, self.vector.type)
+        return ()
+
+    def effects(self) -> tuple[Effect, ...]:
+        """Reads the registers, reads and writes the shared vector."""
+        reads = (Effect(Access.READ, self.vector), Effect(Access.READ, self.shared))
+        return (*reads, Effect(Access.WRITE, self.shared))
+
+    def emit(self, w: Any) -> None:
+        """One `red.shared` a value; copies count once."""
+        kind = self.vector.type
+        assert isinstance(kind, RegVecType), "checked in infer"
+        suffix, mine = ATOMICS[self.operation][kind.dtype.name], owner(w, kind)
+        places = self.addresses(w, kind)
+        for index, (register, place) in enumerate(zip(w.regs(self.vector), places, strict=True)):
+            text = transfers.reduce_memory("shared", self.operation, suffix, place, register)
+            w.line(text, pred=w.both(mine, held(w, kind, index)))
+
+
