@@ -80,9 +80,13 @@ def compile_it(**holes: Any) -> Callable[[], Any]:
 
 
 @pytest.mark.parametrize("stages", range(1, 9))
-@pytest.mark.parametrize("k", [64, 130, 700])
+@pytest.mark.parametrize("k", [64, 136, 704])
 def test_every_depth_is_right(stages: int, k: int):
-    run(pipeline(stages=stages), 100, k, 130)
+    run(pipeline(stages=stages), 100, k, 136)
+
+
+def test_edges_off_the_16_byte_rule_are_right():
+    run(pipeline(stages=3), 70, 130, 66)
 
 
 @pytest.mark.parametrize("order", ["row_major", "grouped", "rows of one"])

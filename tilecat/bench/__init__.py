@@ -70,8 +70,7 @@ def run(
     tasks = make_tasks(wanted, shapes)
     torch = require_gpu()
     console = console or Console(highlight=False)
-    name = record.name_of(torch.cuda.get_device_name(), tables)
-    path = record.path_for(name, out, overwrite)
+    path = record.path_for(record.name_of(torch.cuda.get_device_name(), tables), out, overwrite)
     session = Session(torch, repeats, warmup, budget_s)
     session.say = lambda line: console.print(line, markup=False, soft_wrap=True)
     session.report = progress or session.report
