@@ -94,7 +94,8 @@ def check(case: MemoryCase, before: Arrays, after: Arrays) -> None:
 def run_on_machine(case: MemoryCase, seed: int = 0) -> Any:
     """Runs a case on the PTX machine, checks it, and returns the result."""
     before = case.arrays()
-    after = {k: _copied(v) for k, v in before.items()}
+    copies = {id(v): _copied(v) for v in before.values()}
+    after = {k: copies[id(v)] for k, v in before.items()}
     result = case.kernel.simulate(*after.values(), grid=case.grid, seed=seed, **case.params)
     assert not result.reports, "\n".join(map(str, result.reports[:3]))
     check(case, before, after)

@@ -42,6 +42,8 @@ from .language.clusters import (
 from .language.complex import ComplexTile, complex_tile
 from .language.control import one_thread, otherwise, when
 from .language.control import range_ as range
+from .language.debug import device_assert
+from .language.debug import print_ as print
 from .language.functions import (
     absolute,
     cast,
@@ -163,6 +165,7 @@ __all__ = [
     "copy_to_peer",
     "copy_wait",
     "cta_id",
+    "device_assert",
     "DType",
     "DTypeError",
     "dtypes",
@@ -217,6 +220,7 @@ __all__ = [
     "peer",
     "permuted_k",
     "prefetch",
+    "print",
     "range",
     "rcp",
     "reduce_vector",

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
+
+from .errors import Loc
 
 
 @dataclass(frozen=True)
@@ -71,3 +74,20 @@ class AddressTable:
     def role_of(self, thread: int) -> ThreadRole | None:
         """The role of a thread of the CTA, or None."""
         return next((r for r in self.roles if r.first <= thread <= r.last), None)
+
+
+@dataclass(frozen=True)
+class DebugSite:
+    """A place that writes to the debug buffer.
+
+    Args:
+        kind: "print", "assert" or "wait".
+        text: the user's label or message; for a wait, the mbarrier's name.
+        type: of the value printed: a register tile's, a vector's or a scalar's; else None.
+        loc: the user's line.
+    """
+
+    kind: str
+    text: str
+    type: Any = None
+    loc: Loc | None = None

@@ -85,8 +85,19 @@ class Bound:
                     continue
                 candidate = views[other]
                 apart = candidate.ptr - before >= high or candidate.ptr + after <= low
-                if not apart and overlaps(out, candidate):
-                    self._overlap(index, other)
+                if apart or not overlaps(out, candidate) or self._in_place(index, views, other):
+                    continue
+                self._overlap(index, other)
+
+    def _in_place(self, index: int, views: list[Any], other: int) -> bool:
+        """Whether an `inout` argument is the very array that another argument is."""
+        kind, out, candidate = self.signature.args[index][1], views[index], views[other]
+        return (
+            isinstance(kind, GlobalType)
+            and kind.inout
+            and (out.ptr, out.shape, out.strides, out.dtype)
+            == (candidate.ptr, candidate.shape, candidate.strides, candidate.dtype)
+        )
 
     def _overlap(self, index: int, other: int) -> None:
         names = [self.signature.args[i][0] for i in (index, other)]

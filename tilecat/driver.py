@@ -6,6 +6,7 @@ The stages are one flat list, and one can stop after any of them.
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -35,6 +36,7 @@ from .runtime.arrays import ArrayView, view
 from .runtime.disassemble import disassemble
 
 STAGES = ("ir", "ptx", "sass")
+DEBUG_WAITS = 4_000_000  # looks of about 1 us
 MAX_PREPARED = 1024  # call shapes remembered by one kernel
 
 
@@ -295,6 +297,14 @@ def _check_count(who: str, name: str, value: Any, low: int) -> None:
         f"{who}: {name} is an int from {low} up, got {name}={value!r} ({type(value).__name__})",
         hint="kernels have one line of CTAs, which share the tasks: grid=132" * (name == "grid"),
     )
+
+
+def debug_waits() -> int:
+    """Looks at a barrier before a wait gives up, from TILECAT_DEBUG_WAITS; 0: it never does."""
+    text = os.environ.get("TILECAT_DEBUG_WAITS", "").strip()
+    if not text.isdigit():
+        return 0
+    return DEBUG_WAITS if int(text) == 1 else int(text)
 
 
 def raise_reports(name: str, result: Any) -> None:

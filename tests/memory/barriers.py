@@ -127,7 +127,7 @@ def counts(X: gl[f32, "M", 64], Y: gl[f32, "M", 64]):
 
 
 @tc.kernel
-def fences(X: gl[f32, "M", 64], Y: gl[f32, "M", 64], Z: gl[f32, "M", 64]):
+def fences(X: gl[f32, "M", 64], Y: tc.inout[f32, "M", 64], Z: gl[f32, "M", 64]):
     """Threads write global memory, TMA reads it after a fence of both proxies."""
     full = tc.barrier()
     with tc.warpgroup():

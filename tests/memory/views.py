@@ -293,6 +293,22 @@ def in_place() -> MemoryCase:
     )  # fmt: skip
 
 
+def same_array() -> MemoryCase:
+    """An in-place argument may be the array that another argument is."""
+
+    def adds(X: gl[tc.f32, "M", "N"], Y: tc.inout[tc.f32, "M", "N"]):
+        with tc.warpgroup():
+            tc.store(Y[0, 0], tc.load(X[0, 0], rt[tc.f32, 64, 64]) + 1.0)
+
+    def arrays() -> dict[str, Any]:
+        x = numbers((60, 50), "f32")
+        return {"X": x, "Y": x}
+
+    return MemoryCase(
+        "view same array", tc.kernel(adds), arrays, lambda a: {k: a["X"] + 1 for k in a}
+    )
+
+
 CASES = (
     *(transposed(d, how) for d in ("bf16", "f32", "u8") for how in HOWS),
     *(permuted(how) for how in HOWS), *(far_axes(how) for how in HOWS),
@@ -306,5 +322,5 @@ CASES = (
       for page in (16, 64, 128)),
     *(paged("bf16", "copy", page, 100) for page in (8, 16, 32, 128)),
     paged("f32", "registers", 64, None), paged("f32", "registers", 128, 70),
-    in_place(),
+    in_place(), same_array(),
 )  # fmt: skip

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from ..arch import Arch
 from ..ir import Kernel, Op
 from .access import TileAccess, shared_accesses
+from .aliases import check_aliases
 from .barriers import check_barriers
 from .hazards import check_hazards
 from .initial import check_initial
@@ -40,11 +41,12 @@ def check(kernel: Kernel, arch: Arch) -> CheckedKernel:
     Raises:
         ResourceError: too much shared memory, too many registers or barriers.
         SyncError: a register tile touched while an mma is under way, a barrier nobody arrives on,
-            a tile read before it is written.
+            a tile read before it is written, a tensor read and written that is not `inout`.
     """
     shared = place_shared(kernel, arch)
     check_registers(kernel, arch)
     check_barriers(kernel, arch)
     check_hazards(kernel)
     check_initial(kernel)
+    check_aliases(kernel)
     return CheckedKernel(kernel, arch, shared)

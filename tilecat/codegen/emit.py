@@ -8,15 +8,7 @@ from ..ir import Kernel, TensorArg
 from ..ops.memory import AllocShared
 from ..ops.sync import AllocBarriers
 from ..ptx import instructions as ptx
-from .module import (
-    ExtentParam,
-    Param,
-    PointerParam,
-    PtxModule,
-    ScalarParam,
-    StrideParam,
-    TensorMapParam,
-)
+from .module import Param, PtxModule, TensorMapParam
 from .writer import SHARED_ARRAY, Writer
 
 
@@ -39,6 +31,8 @@ def generate(checked: CheckedKernel) -> PtxModule:
         min_blocks=1,
         params=tuple(writer.params),
         table=_table(checked, writer),
+        dependent=bool(kernel.facts.get("dependent")),
+        sites=tuple(writer.sites),
     )
 
 
@@ -51,9 +45,7 @@ def _entry(kernel: Kernel) -> str:
 def _declare(param: Param) -> str:
     if isinstance(param, TensorMapParam):
         return f"    .param .align 64 .b8 {param.name}[128]"
-    kinds = {PointerParam: "u64", ExtentParam: "u32", StrideParam: "s64"}
-    kind = param.dtype if isinstance(param, ScalarParam) else kinds[type(param)]
-    return f"    .param .{kind} {param.name}"
+    return f"    .param .{param.kind} {param.name}"
 
 
 def _text(w: Writer) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from ..addresses import AddressTable
+from ..addresses import AddressTable, DebugSite
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class PointerParam:
 
     name: str
     arg: int
+    kind: ClassVar[str] = "u64"
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class ExtentParam:
     name: str
     arg: int
     dim: int
+    kind: ClassVar[str] = "u32"
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,7 @@ class StrideParam:
     name: str
     arg: int
     dim: int
+    kind: ClassVar[str] = "s64"
 
 
 @dataclass(frozen=True)
@@ -60,8 +64,21 @@ class ScalarParam:
     arg: int
     dtype: str
 
+    @property
+    def kind(self) -> str:
+        """Its type in the entry."""
+        return self.dtype
 
-Param = TensorMapParam | PointerParam | ExtentParam | StrideParam | ScalarParam
+
+@dataclass(frozen=True)
+class DebugParam:
+    """The address of the buffer that prints and assertions write to, u64; made by the launch."""
+
+    name: str
+    kind: ClassVar[str] = "u64"
+
+
+Param = TensorMapParam | PointerParam | ExtentParam | StrideParam | ScalarParam | DebugParam
 
 
 @dataclass(frozen=True)
@@ -78,6 +95,8 @@ class PtxModule:
         min_blocks: CTAs an SM the registers are budgeted for.
         params: the entry's parameters, in order.
         table: names for addresses.
+        dependent: it waits for the kernels before it on the stream, and may start before they end.
+        sites: what its prints, assertions and limited waits are, by number.
     """
 
     text: str
@@ -89,3 +108,5 @@ class PtxModule:
     min_blocks: int
     params: tuple[Param, ...]
     table: AddressTable
+    dependent: bool = False
+    sites: tuple[DebugSite, ...] = ()

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from ..addresses import DebugSite
 from ..arch import MmaForm
 from ..check import CheckedKernel
 from ..errors import ArchError, Loc
@@ -22,7 +23,15 @@ from ..ops.memory import AllocScratch
 from ..ptx import instructions as ptx
 from ..tiles import RegTileType, RegVecType, ScalarType
 from . import lanes
-from .module import ExtentParam, Param, PointerParam, ScalarParam, StrideParam, TensorMapParam
+from .module import (
+    DebugParam,
+    ExtentParam,
+    Param,
+    PointerParam,
+    ScalarParam,
+    StrideParam,
+    TensorMapParam,
+)
 
 REGISTER_KINDS = {
     "s32": "b32", "u32": "b32", "b32": "b32", "f32": "f32", "pred": "pred",
@@ -56,6 +65,7 @@ class Writer:
         self.kernel = checked.kernel
         self.threads = checked.kernel.threads
         self.params: list[Param] = []
+        self.sites: list[DebugSite] = []
         self.files: dict[str, int] = {}
         self.prologue: list[str] = []
         self.lines: list[str] = []
@@ -209,9 +219,8 @@ class Writer:
         """Warpgroup number in the CTA; ptxas knows it to be uniform in a warp."""
         thread = self.tid()
         return self.invariant(
-            "warpgroup", "b32", "warpgroup",
-            lambda r: self.line(ptx.alu("shr.u32", r, thread, 7)),
-        )  # fmt: skip
+            "warpgroup", "b32", "warpgroup", lambda r: self.line(ptx.alu("shr.u32", r, thread, 7))
+        )
 
     def _bits(self, key: str, shift: int, mask: int) -> str:
         def build(register: str) -> None:
@@ -430,7 +439,7 @@ class Writer:
                 self.line(ptx.alu("mov.b64", register, param.name))
                 self.line(ptx.alu("cvta.param.u64", register, register))
             else:
-                self.line(ptx.ld_param(_param_kind(param), register, param.name))
+                self.line(ptx.ld_param(param.kind, register, param.name))
 
         return self.invariant(key, kind, hint, build)
 
@@ -466,6 +475,10 @@ class Writer:
             ("pointer", arg.index), "b64", f"ptr_{arg.name}", lambda n: PointerParam(n, arg.index)
         )
 
+    def debug_buffer(self) -> str:
+        """Register with the address of the buffer of prints and assertions."""
+        return self._param("debug", "b64", "debug_buffer", DebugParam)
+
     def scalar_argument(self, arg: ScalarArg) -> str:
         """Register with a scalar argument."""
         return self._param(
@@ -485,14 +498,3 @@ def _hint(value: Value) -> str:
 
 def _version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split("."))
-
-
-def _param_kind(param: Param) -> str:
-    if isinstance(param, ExtentParam):
-        return "u32"
-    if isinstance(param, PointerParam):
-        return "u64"
-    if isinstance(param, StrideParam):
-        return "s64"
-    assert isinstance(param, ScalarParam), "tensor maps are not loaded"
-    return param.dtype

@@ -8,6 +8,7 @@ from .cluster import ClusterBarrier, CopyToPeer, GridDependency, LoadPeer, PeerS
 from .control import Elected, OneThread, Range, RoleSection, When
 from .convert import Cast
 from .copies import CopyArrive, CopyAsync, CopyByThreads, CopyGroup
+from .debug import DeviceAssert, Print
 from .elementwise import AllocRegisters, Fill, Map, MaskTail
 from .global_memory import LoadGlobal, LoadScalar, StoreGlobal, StoreScalar
 from .inline import Inline
@@ -60,6 +61,7 @@ ALL_OPS: tuple[type[Op], ...] = (
     CopyByThreads, CopyAsync, CopyGroup, CopyArrive, AtomicGlobal, AtomicShared, AtomicVector,
     Mma, WarpMma, MmaWait, ViewRegisters,
     ChangeLayout, AllocRegisters, Map, Fill, MaskTail, Reduce, ReduceVector, Total, Cast, Inline,
+    Print, DeviceAssert,
 )  # fmt: skip
 
 __all__ = [op.__name__ for op in ALL_OPS] + ["ALL_OPS"]

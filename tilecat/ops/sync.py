@@ -10,10 +10,12 @@ from ..ir import Access, Effect, Op, Scope, Value, attribute, operand
 from ..ptx import instructions as ptx
 from ..ptx import transfers
 from ..tiles import BarrierType, ScalarType, TileType
+from .debug import limited_wait
 from .scalar import Operand
 
 BARRIER_BYTES = 8  # PTX ISA 9.7.13.15.1: an mbarrier is a 64-bit object
 MAX_NAMED_BARRIERS = 16  # PTX ISA 9.7.13.1: barriers 0 to 15 a CTA
+SHORT_HINT_NS = 1000  # of a look in a wait with a limit, so that looks measure time
 MAX_ARRIVALS = (1 << 20) - 1  # PTX ISA 9.7.13.15.1: the pending count is at most 2^20 - 1
 
 
@@ -153,12 +155,25 @@ class WaitBarrier(Op):
         return (Effect(Access.READ, self.barriers),)
 
     def emit(self, w: Any) -> None:
-        """A `try_wait` loop."""
+        """A `try_wait` loop; with TILECAT_DEBUG_WAITS, one that ends."""
         address = w.barrier(self.barriers, self.index)
-        loop, done = w.label("wait"), w.new("pred", "done")
+        limit = w.kernel.facts.get("debug_waits")
+        if limit:
+            op = self.barriers.op
+            assert isinstance(op, AllocBarriers), "barriers come from AllocBarriers"
+            name = f"{op.name}[{self.index}]" if isinstance(self.index, int) else op.name
+            limited_wait(w, lambda: self._look(w, address, SHORT_HINT_NS), name, limit, self.loc)
+            return
+        loop = w.label("wait")
         w.mark(loop)
-        w.line(ptx.mbarrier_try_wait_parity(done, address, w.src(self.parity, "u32")))
+        done = self._look(w, address, ptx.WAIT_HINT_NS)
         w.line(ptx.bra(loop), pred=f"!{done}")
+
+    def _look(self, w: Any, address: str, hint_ns: int) -> str:
+        done = w.new("pred", "done")
+        parity = w.src(self.parity, "u32")
+        w.line(ptx.mbarrier_try_wait_parity(done, address, parity, hint_ns))
+        return str(done)
 
 
 @dataclass(eq=False)

@@ -125,9 +125,9 @@ def mbarrier_arrive_expect_tx(address: str, num_bytes: object) -> str:
     return f"mbarrier.arrive.expect_tx.shared::cta.b64 _, [{address}], {num_bytes};"
 
 
-def mbarrier_try_wait_parity(done: str, address: str, parity: str) -> str:
+def mbarrier_try_wait_parity(done: str, address: str, parity: str, hint_ns: int) -> str:
     """Whether the phase of a parity has completed, suspending for a while (9.7.13.15.16)."""
-    operands = f"{done}, [{address}], {parity}, {WAIT_HINT_NS}"
+    operands = f"{done}, [{address}], {parity}, {hint_ns}"
     return f"mbarrier.try_wait.parity.shared::cta.b64 {operands};"
 
 

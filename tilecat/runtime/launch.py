@@ -22,6 +22,7 @@ import numpy as np
 from cuda.bindings import driver as cuda
 
 from ..codegen.module import (
+    DebugParam,
     ExtentParam,
     Param,
     PointerParam,
@@ -33,6 +34,7 @@ from ..codegen.module import (
 from ..errors import DTypeError, LayoutError, ResourceError
 from . import driver
 from .arrays import ArrayView
+from .debug_buffer import DebugBuffer
 
 Grid = int | tuple[int, ...]
 
@@ -59,12 +61,13 @@ _SCALARS = {
 
 @dataclass
 class _Loaded:
-    """A kernel on one GPU; `configs` holds launch configurations of clusters by (grid, stream)."""
+    """A kernel on one GPU; `configs`: its launch configurations by (grid, stream)."""
 
     gpu: driver.Device
     function: Any
     module: Any
     grid: tuple[int, int, int]
+    output: DebugBuffer | None = None
     configs: dict[tuple[tuple[int, int, int], int], Any] = field(default_factory=dict)
 
 
@@ -133,6 +136,8 @@ class Launcher:
         else:
             with driver.made_current(loaded.gpu):
                 status = self._launch(block, extents, handle)
+        if loaded.output is not None and not status:
+            loaded.output.show(handle)
         if status:
             raise driver.error(f"launch {self.module.entry} on cuda:{loaded.gpu.index}", status)
 
@@ -140,7 +145,7 @@ class Launcher:
         module, loaded = self.module, block.loaded
         if 0 in grid:
             return 0
-        if module.cluster == 1:
+        if module.cluster == 1 and not module.dependent:
             return cuda.cuLaunchKernel(
                 loaded.function,
                 *grid,
@@ -158,7 +163,7 @@ class Launcher:
     def _config(self, loaded: _Loaded, grid: tuple[int, int, int], stream: int) -> Any:
         if len(loaded.configs) >= _CONFIGS_KEPT:
             loaded.configs.clear()
-        config = loaded.configs[grid, stream] = _cluster_config(self.module, grid, stream)
+        config = loaded.configs[grid, stream] = _configuration(self.module, grid, stream)
         return config
 
     def _extents(self, grid: Grid) -> tuple[int, int, int]:
@@ -180,7 +185,8 @@ class Launcher:
         gpu = driver.device(self._device_of(args))
         with driver.made_current(gpu):
             loaded = self._loaded.get(gpu.index) or self._load(gpu)
-            block = _pack(loaded, [_packed(param, args) for param in self.module.params])
+            values = [_packed(param, args, loaded.output) for param in self.module.params]
+            block = _pack(loaded, values)
         with self._lock:
             while len(self._blocks) >= _BLOCKS_KEPT:
                 self._blocks.pop(next(iter(self._blocks)))
@@ -270,7 +276,8 @@ def _load(module: PtxModule, cubin: bytes, gpu: driver.Device) -> _Loaded:
     if module.cluster > _PORTABLE_CLUSTER:
         allowed = kinds.CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
         driver.call(what, cuda.cuFuncSetAttribute(function, allowed, 1))
-    return _Loaded(gpu, function, handle, (_persistent_ctas(module, function, gpu), 1, 1))
+    output = DebugBuffer(module) if module.sites else None
+    return _Loaded(gpu, function, handle, (_persistent_ctas(module, function, gpu), 1, 1), output)
 
 
 def _set_shared_memory(module: PtxModule, function: Any, gpu: driver.Device) -> None:
@@ -297,30 +304,48 @@ def _persistent_ctas(module: PtxModule, function: Any, gpu: driver.Device) -> in
     """CTAs that the GPU holds at once: its SMs by `min_blocks`, in whole clusters that fit."""
     clusters = gpu.num_sms * module.min_blocks // module.cluster
     if module.cluster > 1:
-        config = _cluster_config(module, (module.cluster, 1, 1), 0)
+        config = _configuration(module, (module.cluster, 1, 1), 0)
         status, fit = cuda.cuOccupancyMaxActiveClusters(function, config)
         if not status and fit:
             clusters = min(clusters, fit)
     return max(clusters, 1) * module.cluster
 
 
-def _cluster_config(module: PtxModule, grid: tuple[int, int, int], stream: int) -> Any:
+def _configuration(module: PtxModule, grid: tuple[int, int, int], stream: int) -> Any:
     config = cuda.CUlaunchConfig()
     config.gridDimX, config.gridDimY, config.gridDimZ = grid
     config.blockDimX, config.blockDimY, config.blockDimZ = module.threads, 1, 1
     config.sharedMemBytes = module.smem_bytes
     config.hStream = stream
-    shape = cuda.CUlaunchAttribute()
-    shape.id = cuda.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-    value = shape.value
-    value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = module.cluster, 1, 1
-    shape.value = value
-    config.attrs = [shape]
-    config.numAttrs = 1
+    config.attrs = _attributes(module)
+    config.numAttrs = len(config.attrs)
     return config
 
 
-def _packed(param: Param, args: Sequence[Any]) -> bytes:
+def _attributes(module: PtxModule) -> list[Any]:
+    """The shape of clusters; leave to start while the kernels before it on the stream end."""
+    found, kinds = [], cuda.CUlaunchAttributeID
+    if module.cluster > 1:
+        shape = cuda.CUlaunchAttribute()
+        shape.id = kinds.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        value = shape.value
+        value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = module.cluster, 1, 1
+        shape.value = value
+        found.append(shape)
+    if module.dependent:
+        early = cuda.CUlaunchAttribute()
+        early.id = kinds.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        value = early.value
+        value.programmaticStreamSerializationAllowed = 1
+        early.value = value
+        found.append(early)
+    return found
+
+
+def _packed(param: Param, args: Sequence[Any], output: DebugBuffer | None) -> bytes:
+    if isinstance(param, DebugParam):
+        assert output is not None, "made where the kernel is loaded"
+        return struct.pack("Q", output.address)
     arg = args[param.arg]
     match param:
         case TensorMapParam():

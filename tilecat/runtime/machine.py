@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from .. import sim
 from ..codegen.module import (
+    DebugParam,
     ExtentParam,
     Param,
     PointerParam,
@@ -18,6 +20,7 @@ from ..codegen.module import (
     TensorMapParam,
 )
 from ..errors import ResourceError
+from . import debug_output
 from .arrays import ArrayView
 
 # CTAs of a simulated persistent kernel: enough that schedules wrap and CTAs meet in global memory,
@@ -50,20 +53,41 @@ def launch(
     if grid is None:
         grid = -(-DEFAULT_CTAS // module.cluster) * module.cluster
     _check_on_cpu(module, args)
-    return sim.run(
+    buffer = np.zeros(debug_output.BUFFER_WORDS if module.sites else 0, np.uint32)
+    if module.sites:
+        debug_output.prepare(buffer)
+    result = sim.run(
         module.text,
         grid=grid,
-        args=[argument(param, args) for param in module.params],
+        args=[argument(param, args, buffer) for param in module.params],
         smem_bytes=module.smem_bytes,
         table=module.table,
         seed=seed,
         races=races,
         progress=progress,
     )
+    return _with_output(module, buffer, result) if module.sites else result
 
 
-def argument(param: Param, args: Sequence[Any]) -> Any:
+def _with_output(module: PtxModule, buffer: np.ndarray, result: sim.Result) -> sim.Result:
+    """Shows what the kernel printed; a trap's report says what its assertion or wait says."""
+    text, errors = debug_output.text_of(module, buffer)
+    if text:
+        print(text)
+    if not errors:
+        return result
+    said = "\n".join(errors)
+    reports = tuple(
+        replace(r, message=f"{r.message}: {said}") if r.kind == "trap" else r
+        for r in result.reports
+    )
+    return replace(result, reports=reports)
+
+
+def argument(param: Param, args: Sequence[Any], buffer: np.ndarray) -> Any:
     """What the machine takes for one parameter of the entry."""
+    if isinstance(param, DebugParam):
+        return sim.Pointer(buffer)
     arg = args[param.arg]
     match param:
         case TensorMapParam():
