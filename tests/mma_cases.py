@@ -45,6 +45,7 @@ class MmaCase:
         accumulate: True, False, or "if n" for a run-time predicate that holds, "if not n".
         signs: of A and B.
         special: whether A holds a NaN and an infinity.
+        saturate: whether s32 sums do; C is then anywhere in their range.
     """
 
     form: MmaForm
@@ -57,11 +58,12 @@ class MmaCase:
     accumulate: bool | str = False
     signs: tuple[int, int] = (1, 1)
     special: bool = False
+    saturate: bool = False
 
     def __str__(self) -> str:
         flags = [self.name, f"a {self.a}", f"b {self.b}", f"accumulate {self.accumulate}"]
         flags += [f"signs {self.signs}"] if self.signs != (1, 1) else []
-        flags += ["special"] if self.special else []
+        flags += ["special"] * self.special + ["saturate"] * self.saturate
         return f"{self.form} {self.m}x{self.n}x{self.k} {', '.join(flags)}"
 
     @property
@@ -118,6 +120,8 @@ def _wgmma_cases(form: MmaForm) -> Iterator[MmaCase]:
         for signs in ((-1, 1), (1, -1), (-1, -1)):
             yield MmaCase(form, 64, 32, deep, accumulate=True, signs=signs)
         yield MmaCase(form, 64, 64, deep, a="row", special=True)
+    else:
+        yield MmaCase(form, 64, 16, form.k, accumulate=True, saturate=True)
 
 
 def _mma_cases(form: MmaForm) -> Iterator[MmaCase]:
@@ -130,6 +134,8 @@ def _mma_cases(form: MmaForm) -> Iterator[MmaCase]:
         yield MmaCase(form, 32, 32, 2 * narrow, b="registers", accumulate=accumulate)
     if form.accumulator != "s32":
         yield MmaCase(form, 16, 16, narrow, b="registers", special=True)
+    else:
+        yield MmaCase(form, 16, 16, narrow, b="registers", accumulate=True, saturate=True)
 
 
 CASES = tuple(
@@ -169,7 +175,11 @@ def arrays(case: MmaCase, seed: int = 0) -> Arrays:
     a = numbers(left, case.rows, case.k)
     if case.special:
         a[3, 1], a[5, 2] = np.nan, -np.inf if left.name != "e4m3" else 1.0
-    return Arrays(a, numbers(right, case.n, case.k), numbers(sums, case.rows, case.n))
+    c = numbers(sums, case.rows, case.n)
+    if case.saturate:
+        c = np.clip(c.astype(np.int64) * 2**16, -(2**31), 2**31 - 1).astype(np.int32)
+        c[::2, ::2] = np.where(c[::2, ::2] < 0, -(2**31) + 5, 2**31 - 6)
+    return Arrays(a, numbers(right, case.n, case.k), c)
 
 
 def kernel_of(case: MmaCase) -> tc.KernelFunction:
@@ -233,9 +243,8 @@ class _Tiles:
 
 def _options(case: MmaCase, n: Any) -> dict[str, Any]:
     decided = {"if n": n > 0, "if not n": n < 0}.get(case.accumulate, case.accumulate)  # type: ignore[call-overload]
-    if case.form.instruction == MMA_SYNC:
-        return {"accumulate": decided}
-    return {"accumulate": decided, "negate_a": case.signs[0] < 0, "negate_b": case.signs[1] < 0}
+    negated = {"negate_a": case.signs[0] < 0, "negate_b": case.signs[1] < 0}
+    return {"accumulate": decided, "saturate": case.saturate, **negated}
 
 
 def _by_warpgroup(case: MmaCase, tiles: _Tiles, n: Any) -> None:
@@ -271,6 +280,7 @@ def check(case: MmaCase, actual: np.ndarray, given: Arrays, *, gpu: bool = False
     with np.errstate(all="ignore"):
         wanted = case.signs[0] * case.signs[1] * (a @ b.T) + (c if added else 0)
     if exact is np.int64:
+        wanted = np.clip(wanted, -(2**31), 2**31 - 1) if case.saturate else wanted
         np.testing.assert_array_equal(actual, wanted)
         return
     size = np.nan_to_num(abs(a), posinf=0.0) @ abs(b).T + (abs(c) if added else 0)

@@ -197,6 +197,14 @@ def test_mma_of_integers_cannot_be_negated():
     fails(DTypeError, body, "only products of floats can be negated, got u8 x s8")
 
 
+def test_sums_of_floats_do_not_saturate():
+    def body():
+        a, b = tc.shared(st[bf16, 64, 64]), tc.shared(st[bf16, 64, 64])
+        tc.mma_AB(tc.zeros(rt[f32, 64, 64]), a, b, saturate=True)
+
+    fails(DTypeError, body, "saturate is for s32 sums, got bf16 x bf16 -> f32")
+
+
 def test_mma_of_a_warp_has_no_signs():
     def body():
         a, b = tc.zeros(rt[f16, 16, 16]), tc.zeros(rt[f16, 16, 16, "col"])

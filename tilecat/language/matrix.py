@@ -30,7 +30,7 @@ def _mma(name: str, acc: Any, a: Any, b: Any, options: dict[str, Any]) -> None:
     signs = tuple(-1 if options[key] else 1 for key in ("negate_a", "negate_b"))
     right = factor_of(name, b, name.endswith("Bt"))
     left = factor_of(name, a, name.startswith("mma_At"))
-    record_mma(name, acc.value, left, right, flag, (signs[0], signs[1]))
+    record_mma(name, acc.value, left, right, flag, (signs[0], signs[1]), bool(options["saturate"]))
 
 
 def mma_AB(
@@ -41,6 +41,7 @@ def mma_AB(
     accumulate: Any = None,
     negate_a: bool = False,
     negate_b: bool = False,
+    saturate: bool = False,
 ) -> None:
     """`acc += A @ B`: by a warpgroup asynchronous, `tc.mma_wait` completes it; by a warp at once.
 
@@ -62,6 +63,7 @@ def mma_AB(
             comes from a pipeline, which starts each task afresh.
         negate_a: subtract the product (by a warpgroup, floats). With negate_b, both are negated.
         negate_b: the same for B.
+        saturate: s32 sums stay at the ends of their range, after each instruction; else they wrap.
 
     `acc += a @ b` and `acc -= a @ b` are the same, for tiles in hand.
 
@@ -69,7 +71,7 @@ def mma_AB(
 
     Scope: warpgroup or warp. PTX: `wgmma.mma_async` (ISA 9.7.15.5), `mma.sync` (9.7.14.5.14).
     """
-    _mma("mma_AB", acc, a, b, _options(accumulate, negate_a, negate_b))
+    _mma("mma_AB", acc, a, b, _options(accumulate, negate_a, negate_b, saturate))
 
 
 def mma_ABt(
@@ -80,9 +82,10 @@ def mma_ABt(
     accumulate: Any = None,
     negate_a: bool = False,
     negate_b: bool = False,
+    saturate: bool = False,
 ) -> None:
     """`acc += A @ B.T`, B being an N x K tile; else as `mma_AB`."""
-    _mma("mma_ABt", acc, a, b, _options(accumulate, negate_a, negate_b))
+    _mma("mma_ABt", acc, a, b, _options(accumulate, negate_a, negate_b, saturate))
 
 
 def mma_AtB(
@@ -93,9 +96,10 @@ def mma_AtB(
     accumulate: Any = None,
     negate_a: bool = False,
     negate_b: bool = False,
+    saturate: bool = False,
 ) -> None:
     """`acc += A.T @ B`, A being a K x M tile; else as `mma_AB`."""
-    _mma("mma_AtB", acc, a, b, _options(accumulate, negate_a, negate_b))
+    _mma("mma_AtB", acc, a, b, _options(accumulate, negate_a, negate_b, saturate))
 
 
 def mma_AtBt(
@@ -106,13 +110,17 @@ def mma_AtBt(
     accumulate: Any = None,
     negate_a: bool = False,
     negate_b: bool = False,
+    saturate: bool = False,
 ) -> None:
     """`acc += A.T @ B.T`, A being a K x M tile and B N x K; else as `mma_AB`."""
-    _mma("mma_AtBt", acc, a, b, _options(accumulate, negate_a, negate_b))
+    _mma("mma_AtBt", acc, a, b, _options(accumulate, negate_a, negate_b, saturate))
 
 
-def _options(accumulate: Any, negate_a: bool, negate_b: bool) -> dict[str, Any]:
-    return {"accumulate": accumulate, "negate_a": negate_a, "negate_b": negate_b}
+def _options(
+    accumulate: Any, negate_a: bool, negate_b: bool, saturate: bool = False
+) -> dict[str, Any]:
+    options = {"negate_a": negate_a, "negate_b": negate_b, "saturate": saturate}
+    return {"accumulate": accumulate, **options}
 
 
 def _complex(name: str, acc: ComplexTile, a: Any, b: Any, options: dict[str, Any]) -> None:

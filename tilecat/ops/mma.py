@@ -144,6 +144,19 @@ def check_registers(name: str, which: str, kind: RegTileType, order: str, warps:
         )
 
 
+def check_saturation(name: str, form: MmaForm, saturate: bool) -> None:
+    """Only sums of integers saturate.
+
+    Raises:
+        DTypeError: others are asked to.
+    """
+    if saturate and form.accumulator != "s32":
+        raise DTypeError(
+            f"{name}: saturate is for s32 sums, got {form.a} x {form.b} -> {form.accumulator}",
+            hint="sums of floats overflow to infinity",
+        )
+
+
 @dataclass(eq=False)
 class Mma(Op):
     """`acc = A @ B + acc` (or `acc = A @ B`), asynchronous: `tc.mma_wait` completes it.
@@ -154,6 +167,7 @@ class Mma(Op):
         b: K x N tile in shared memory (for the `Bt` forms, its transpose).
         accumulate: True, False, or a run-time predicate.
         signs: 1 or -1 for A and for B.
+        saturate: s32 sums do not wrap.
     """
 
     verb: ClassVar[str] = "{name}"
@@ -164,6 +178,7 @@ class Mma(Op):
     b: Value = operand()
     accumulate: Value | bool = operand()
     signs: tuple[int, int] = attribute(default=(1, 1))
+    saturate: bool = attribute(default=False)
 
     def infer(self) -> tuple[TileType, ...]:
         """Nothing; shapes, dtypes and layouts must fit an instruction."""
@@ -188,6 +203,7 @@ class Mma(Op):
         check_registers(self.name, "acc", acc, "row", 4)
         if isinstance(a, RegTileType):
             check_registers(self.name, "A", a, "row", 4)
+        check_saturation(self.name, form, self.saturate)
         self._check_major(form, a, b)
         if self.signs != (1, 1) and not form.signs:
             raise DTypeError(
@@ -256,7 +272,8 @@ class Mma(Op):
         if form.mn_major:
             trailing += [int(d.major == "MN") for d in (left, right) if d is not None]
         blocks, steps = acc.rows // form.m, a.cols // form.k
-        shape, types = f"m{form.m}n{acc.cols}k{form.k}", f"{form.accumulator}.{form.a}.{form.b}"
+        shape = f"m{form.m}n{acc.cols}k{form.k}"
+        types = f"{form.accumulator}.{form.a}.{form.b}{'.satfinite' if self.saturate else ''}"
         dst = _blocks(w.regs(self.acc), blocks)
         held = () if left else w.regs(self.a)
         fragments = [_blocks(part, steps) for part in _blocks(held, blocks)] if held else []

@@ -10,7 +10,13 @@ from ..errors import LayoutError, ScopeError
 from ..ir import Access, Effect, Op, Scope, Value, attribute, operand
 from ..ptx import instructions as ptx
 from ..tiles import RegTileType, TileType
-from .mma import check_extents, check_registers, check_shapes, find_form
+from .mma import (
+    check_extents,
+    check_registers,
+    check_saturation,
+    check_shapes,
+    find_form,
+)
 
 COLUMNS = 8  # N of every mma.sync: PTX ISA 9.7.14.5.14
 
@@ -24,6 +30,7 @@ class WarpMma(Op):
         a: M x K tile in row order.
         b: K x N tile in column order.
         accumulate: True, False, or a run-time predicate.
+        saturate: s32 sums do not wrap.
     """
 
     verb: ClassVar[str] = "{name}"
@@ -33,6 +40,7 @@ class WarpMma(Op):
     a: Value = operand()
     b: Value = operand()
     accumulate: Value | bool = operand()
+    saturate: bool = attribute(default=False)
 
     def infer(self) -> tuple[TileType, ...]:
         """Nothing; shapes, dtypes and layouts must fit an instruction."""
@@ -50,6 +58,7 @@ class WarpMma(Op):
         form = find_form(self.name, MMA_SYNC, a, b, acc)
         check_shapes(self.name, acc, a, b)
         check_extents(self.name, form, acc, a.cols)
+        check_saturation(self.name, form, self.saturate)
         for operand_name, kind, order in (("acc", acc, "row"), ("A", a, "row"), ("B", b, "col")):
             check_registers(self.name, operand_name, kind, order, 1)
         return ()
@@ -73,6 +82,7 @@ class WarpMma(Op):
         steps, tiles = a.cols // form.k, acc.cols // COLUMNS
         size = len(dst) * form.m // (acc.rows * tiles)  # registers of one 16 x 8 accumulator
         types = f"{form.accumulator}.{form.a}.{form.b}.{form.accumulator}"
+        types = f"satfinite.{types}" if self.saturate else types
         for step in range(steps):
             for row in range(acc.rows // form.m):
                 first = 4 * (steps * row + step)
