@@ -35,8 +35,8 @@ class GemmConfig:
         tile_n: columns.
         stages: depth of the ring.
         efficiency: share of the tensor core's rate in a long main loop, relative to the best tile.
-        fixed_cycles: a task's start and epilogue. The model and its two numbers a tile are fitted to
-            times on H200s (2026-11): they choose, and predict no time.
+        fixed_cycles: a task's start and epilogue. The model and its two numbers a tile are fitted
+            to times on H200s (2026-11): they choose, and predict no time.
     """
 
     tile_m: int
