@@ -14,9 +14,10 @@ def matmul(A: gl[T, "M", "K"], B: gl[T, "K", "N"], C: gl[T, "M", "N"],
     """C = A @ B with fp32 accumulation."""
     n = tile_m // 64
     tc.require(n > 0 and tile_m == 64 * n, f"matmul: tile_m is a multiple of 64, got {tile_m=}")
-    blocks = tc.cdiv(A.rows, tile_m), tc.cdiv(B.cols, tile_n)
-    pipe = tc.lcf(consumers=n, stages=stages, steps=tc.cdiv(A.cols, tile_k), cluster=cluster,
-                  tasks=tc.grouped(*blocks, rows=group, cluster=cluster))  # fmt: skip
+    tasks = tc.grouped(tc.cdiv(A.rows, tile_m), tc.cdiv(B.cols, tile_n),
+                       rows=group, cluster=cluster)  # fmt: skip
+    pipe = tc.lcf(consumers=n, stages=stages, tasks=tasks, steps=tc.cdiv(A.cols, tile_k),
+                  cluster=cluster)  # fmt: skip
     a = pipe.input(st[A.dtype, 64, tile_k, A.order], count=n)
     b = pipe.input(st[B.dtype, tile_k, tile_n, B.order])
     c = pipe.output(st[C.dtype, 64, tile_n])
