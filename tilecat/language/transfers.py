@@ -112,8 +112,7 @@ def load_async(
         cache: L2 priority: "evict_first", "evict_last", "evict_normal", or empty.
         multicast: ranks of the CTAs of the cluster that receive the tile, each at the same place
             and on its own mbarrier: a tuple of ints, or a mask (int or scalar) of bits. In a
-            pipeline, True: the tile is the same for all CTAs of the cluster, and each loads its
-            share of it for all.
+            pipeline, True: one tile for all CTAs of the cluster, each loads a share of it.
         part: loads only this one of `parts` equal parts of the tile's rows (of its columns, in
             column order); may be a run-time scalar, as the rank in the cluster.
         parts: see `part`.
