@@ -303,7 +303,7 @@ class Machine:
         count = count + 1 if last == seen else 0
         if count == _PATIENCE and self.run_other():
             count = 0
-        if count > _MAX_IDLE_POLLS:
+        if count > 4 * _PATIENCE:
             who = self.reporter.threads(fiber.lo, fiber.hi - 1)
             self.fault("deadlock", item, f"{who} poll global "
                        "memory for ever: no CTA that can still run changes it")  # fmt: skip
