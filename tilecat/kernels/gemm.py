@@ -10,12 +10,14 @@ T = DTypeVar("T", bf16, f16)
 
 @tc.kernel
 def matmul(A: gl[T, "M", "K"], B: gl[T, "K", "N"], C: gl[T, "M", "N"],
-           *, tile_m=128, tile_n=256, tile_k=64, stages=4, group=8):  # fmt: skip
+           *, tile_m=128, tile_n=256, tile_k=64, stages=4, group=8, cluster=1):  # fmt: skip
     """C = A @ B with fp32 accumulation."""
     n = tile_m // 64
     tc.require(n > 0 and tile_m == 64 * n, f"matmul: tile_m is a multiple of 64, got {tile_m=}")
-    tasks = tc.grouped(tc.cdiv(A.rows, tile_m), tc.cdiv(B.cols, tile_n), rows=group)
-    pipe = tc.lcf(consumers=n, stages=stages, tasks=tasks, steps=tc.cdiv(A.cols, tile_k))
+    tasks = tc.grouped(tc.cdiv(A.rows, tile_m), tc.cdiv(B.cols, tile_n),
+                       rows=group, cluster=cluster)  # fmt: skip
+    pipe = tc.lcf(consumers=n, stages=stages, tasks=tasks, steps=tc.cdiv(A.cols, tile_k),
+                  cluster=cluster)  # fmt: skip
     a = pipe.input(st[A.dtype, 64, tile_k, A.order], count=n)
     b = pipe.input(st[B.dtype, tile_k, tile_n, B.order])
     c = pipe.output(st[C.dtype, 64, tile_n])
@@ -25,7 +27,7 @@ def matmul(A: gl[T, "M", "K"], B: gl[T, "K", "N"], C: gl[T, "M", "N"],
     def _(task, k):
         for i in range(n):
             tc.load_async(a[i], A[task.row * n + i, k])
-        tc.load_async(b, B[k, task.col])
+        tc.load_async(b, B[k, task.col], multicast=True)
 
     @pipe.compute
     def _(task, k):

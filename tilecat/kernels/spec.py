@@ -213,10 +213,14 @@ def _gemm_config(tile_m: int, tile_n: int, stages: int, name: str = "") -> Confi
 GEMM_CONFIGS = (
     _gemm_config(128, 256, 4),
     _gemm_config(128, 192, 4),
-    _gemm_config(128, 128, 6),
+    _gemm_config(128, 128, 5),
     _gemm_config(64, 256, 5),
     _gemm_config(64, 128, 8),
     *(_gemm_config(128, 256, depth, f"128x256, depth {depth}") for depth in (1, 2, 3)),
+    Config(
+        "128x256, cluster of 2",
+        (("tile_m", 128), ("tile_n", 256), ("stages", 4), ("group", 8), ("cluster", 2)),
+    ),
 )
 
 

@@ -111,7 +111,8 @@ def load_async(
         barrier: the mbarrier, for a shared tile.
         cache: L2 priority: "evict_first", "evict_last", "evict_normal", or empty.
         multicast: ranks of the CTAs of the cluster that receive the tile, each at the same place
-            and on its own mbarrier: a tuple of ints, or a mask (int or scalar) of bits.
+            and on its own mbarrier: a tuple of ints, or a mask (int or scalar) of bits. In a
+            pipeline, True: one tile for all CTAs of the cluster, each loads a share of it.
         part: loads only this one of `parts` equal parts of the tile's rows (of its columns, in
             column order); may be a run-time scalar, as the rank in the cluster.
         parts: see `part`.
@@ -123,7 +124,13 @@ def load_async(
     if hasattr(destination, "load"):
         if barrier is not None:
             raise SyncError("load_async: a pipeline's tile has a barrier of its own, got another")
-        destination.load(place)
+        if multicast not in (None, False, True):
+            raise LayoutError(
+                f"load_async: a pipeline's tile goes to every CTA of its cluster or to one, "
+                f"got multicast={multicast!r}",
+                hint="multicast=True",
+            )
+        destination.load(place, bool(multicast))
         return
     if not isinstance(destination, SharedTile | SharedVec):
         raise LayoutError(
@@ -136,7 +143,7 @@ def load_async(
     for number, region in enumerate(_regions(target, place, "load_async")):
         _by_tma("load_async", target.type, region)
         count = len(place.regions(*target.type.shape)) if parts == 1 else parts
-        coords = region.coords if parts == 1 else _part_coords(target, region, part, parts)
+        coords = region.coords if parts == 1 else part_coords(target, region, part, parts)
         op = TmaLoad(
             target.value, coords, region.arg, barriers=signal.op.result, index=signal.index,
             axes=region.axes, part=number if parts == 1 else operand_of(part, "part"), parts=count,
@@ -159,7 +166,7 @@ def _mask(multicast: Any) -> Any:
     return operand_of(multicast, "multicast")
 
 
-def _part_coords(
+def part_coords(
     tile: SharedPlace, region: Region, part: Any, parts: int
 ) -> tuple[Any, ...]:
     """Coordinates of a part of a tile's lines."""

@@ -8,6 +8,10 @@ producer starts at parity 1.
 
     producer   wait empty[0] load 0 | wait empty[1] load 1 | wait empty[0] ...
     consumer           wait full[0] mma 0, arrive empty[0] | wait full[1] ...
+
+In a cluster, a tile that all its CTAs need is loaded in shares: each CTA's producer loads one for
+all of them, and each CTA's `full` counts the bytes of all shares. A stage is then empty when the
+consumers of every CTA have read it: they arrive on the `empty` of each.
 """
 
 from __future__ import annotations
@@ -17,8 +21,9 @@ from typing import Any
 from ..builder import add, current
 from ..errors import LayoutError, ScopeError, SyncError
 from ..ir import Scope
+from ..language.clusters import cluster_rank
 from ..language.scalars import Var, binary, named, operand_of, select, var
-from ..language.transfers import check_meets, moves_chunks
+from ..language.transfers import check_meets, moves_chunks, part_coords
 from ..language.values import SharedTile
 from ..language.views import GlobalTile
 from ..ops.copies import CopyByThreads
@@ -59,9 +64,9 @@ class Slots:
         """The current stage's only tile."""
         return self[0].tile
 
-    def load(self, source: GlobalTile) -> None:
+    def load(self, source: GlobalTile, multicast: bool = False) -> None:
         """Loads the stage's only tile."""
-        self[0].load(source)
+        self[0].load(source, multicast)
 
     def wait(self) -> None:
         """Consumer: waits until the current stage is full."""
@@ -90,11 +95,11 @@ class Slot:
         view = ViewShared(alloc.result, operand_of(position), alloc.stride_bytes, alloc.tile)
         return SharedTile(add(view).result)
 
-    def load(self, source: GlobalTile) -> None:
+    def load(self, source: GlobalTile, multicast: bool = False) -> None:
         """Producer: fills it; the ring is acquired at the first load of a step."""
         self.slots.ring.acquire()
         self.slots.loads += 1
-        self.slots.ring.fill(self.tile, source)
+        self.slots.ring.fill(self.tile, source, multicast=multicast)
 
 
 class Ring:
@@ -117,6 +122,7 @@ class Ring:
         self.by_threads = False
         self.acquired: ArriveExpect | None = None
         self.loading = False  # the load hole is being traced
+        self.multicast = False  # its stages are filled by every CTA of the cluster
         self._stage: Var | None = None
         self._phase: Var | None = None
         self.stage: Any = 0
@@ -158,7 +164,10 @@ class Ring:
         if when is False:
             return
         condition = None if when is None or when is True else operand_of(when)
-        add(Arrive(self.empty.result, operand_of(stage), condition))  # type: ignore[arg-type]
+        place = operand_of(stage)
+        ranks = range(current().kernel.cluster) if self.multicast else (None,)
+        for rank in ranks:
+            add(Arrive(self.empty.result, place, condition, rank=rank))  # type: ignore[arg-type]
 
     def release(self) -> None:
         """Gives the stage back and goes on."""
@@ -186,13 +195,44 @@ class Ring:
         self.tx_bytes = 0
         return op
 
-    def fill(self, tile: SharedTile, source: GlobalTile, index: Any = None) -> None:
+    def drain(self) -> None:
+        """Producer, at the end: waits until every stage is empty.
+
+        In a cluster the other CTAs arrive here; this one must not leave before they have.
+        """
+        for _ in range(self.depth):
+            self.look()
+            add(WaitBarrier(self.empty.result, operand_of(self.stage), operand_of(self.phase)))
+            self.advance()
+
+    def _share(self) -> None:
+        """The stages are filled by every CTA of the cluster: all consumers must free them."""
+        if not self.multicast:
+            self.multicast = True
+            empty = self.empty
+            assert isinstance(empty, AllocBarriers), "made in __init__"
+            empty.arrivals *= current().kernel.cluster
+
+    def fill(
+        self, tile: SharedTile, source: GlobalTile, index: Any = None, *, multicast: bool = False
+    ) -> None:
         """One tile's load: by TMA, or by all threads of the producer where TMA cannot reach."""
         kind = tile.type
         barrier = operand_of(self.stage if index is None else index)
         region = source.region(kind.rows, kind.cols)
         check_meets("load_async", kind, region)
-        if region.tma:
+        parts = current().kernel.cluster if multicast else 1
+        if region.tma and parts > 1:
+            self._share()
+            rank = cluster_rank()
+            op = TmaLoad(
+                tile.value, part_coords(tile, region, rank, parts), region.arg,
+                barriers=self.full.result, index=barrier, axes=region.axes,
+                part=operand_of(rank), parts=parts, ranks=(1 << parts) - 1,
+            )  # fmt: skip
+            add(op)
+            self.tx_bytes += op.num_bytes * parts
+        elif region.tma:
             op = TmaLoad(
                 tile.value, region.coords, region.arg, barriers=self.full.result, index=barrier,
                 axes=region.axes,
@@ -308,9 +348,11 @@ class ScratchSlot:
         self.scratch = scratch
         self.index = index
 
-    def load(self, source: GlobalTile) -> None:
+    def load(self, source: GlobalTile, multicast: bool = False) -> None:
         """Producer: waits until it is free, and fills it."""
         ring = self.scratch.ring
+        if multicast:
+            raise ScopeError("load_async: only inputs are multicast, got a scratch tile")
         if not self.scratch.loading:
             raise ScopeError("load_async: scratch tiles are loaded in the pipeline's begin hole")
         if self.index in self.scratch.loaded:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import LayoutError, ScopeError
-from ..language.scalars import binary, minimum_of, named, operand_of
+from ..language.clusters import cluster_rank
+from ..language.scalars import binary, cdiv, minimum_of, named, operand_of
 from ..ops.scalar import require_s32
 
 
@@ -46,11 +47,13 @@ class Schedule:
         name: for reports.
         count: number of tasks, a run-time scalar or an int.
         locate: from a task's number to its coordinates.
+        cluster: CTAs that take one task together, each with coordinates of its own.
     """
 
     name: str
     count: Any
     locate: Callable[[Any], tuple[tuple[str, Any], ...]]
+    cluster: int = 1
 
     def task(self, index: Any) -> Task:
         """Task number `index`."""
@@ -77,7 +80,12 @@ def _count(name: str, **extents: Any) -> tuple[Any, tuple[Any, ...]]:
     return count, tuple(max(e, 1) if isinstance(e, int) else e for e in extents.values())
 
 
-def grouped(rows_total: Any, cols: Any, *, rows: int = 8) -> Schedule:
+def _in_cluster(row: Any, cluster: int) -> Any:
+    """The block row of this CTA, when a cluster takes `cluster` of them together."""
+    return row if cluster == 1 else named(row * cluster + cluster_rank(), "row")
+
+
+def grouped(rows_total: Any, cols: Any, *, rows: int = 8, cluster: int = 1) -> Schedule:
     """Groups of `rows` block rows, column by column inside a group ("supergroup" raster).
 
     The CTAs that run at one time then cover a compact patch, which reads each block of A and B
@@ -87,11 +95,18 @@ def grouped(rows_total: Any, cols: Any, *, rows: int = 8) -> Schedule:
         rows_total: block rows.
         cols: block columns.
         rows: block rows of a group; 1 is row-major.
+        cluster: block rows that the CTAs of a cluster take together; divides `rows`. With an odd
+            number of block rows the last cluster has CTAs beyond them, whose loads are zeros and
+            whose stores are masked.
     """
     if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
         raise LayoutError(f"grouped: rows is a compile-time int from 1 up, got rows={rows!r}")
+    if rows % cluster:
+        raise LayoutError(f"grouped: the cluster divides the group, got {rows=} and {cluster=}")
     if rows == 1:
         return row_major(rows_total, cols)
+    if cluster > 1:
+        rows_total, rows = cdiv(rows_total, cluster), rows // cluster
     count, (_, cols) = _count("grouped", rows_total=rows_total, cols=cols)
 
     def locate(t: Any) -> tuple[tuple[str, Any], ...]:
@@ -101,9 +116,10 @@ def grouped(rows_total: Any, cols: Any, *, rows: int = 8) -> Schedule:
         height = named(minimum_of(rows_total - first, rows), "height")
         inside = named(t - group * per_group, "in_group")
         col = named(binary("div", inside, height), "col")
-        return (("row", named(first + inside - col * height, "row")), ("col", col))
+        row = named(first + inside - col * height, "row")
+        return (("row", _in_cluster(row, cluster)), ("col", col))
 
-    return Schedule(f"groups of {rows} rows", count, locate)
+    return Schedule(f"groups of {rows * cluster} rows", count, locate, cluster)
 
 
 def sequence_first(tiles: Any, heads: Any, batch: Any) -> Schedule:

@@ -10,15 +10,17 @@ from typing import Any
 from ..builder import Builder, add, assigned_name, current
 from ..errors import LayoutError, Loc, ResourceError, ScopeError
 from ..ir import Access, Block, Role, Scope
+from ..language.clusters import cluster_id, num_clusters
 from ..language.control import one_thread, range_, when
 from ..language.functions import empty, fill
 from ..language.matrix import mma_wait
 from ..language.scalars import Scalar, Var, named, operand_of, select, var
+from ..language.sections import cta_id, num_ctas
 from ..language.values import RegTile
 from ..ops.control import RoleSection
 from ..ops.memory import AllocShared
 from ..ops.mma import Mma, MmaWait
-from ..ops.scalar import SpecialRegister, WarpgroupIndex, require_s32
+from ..ops.scalar import WarpgroupIndex, require_s32
 from ..ops.sync import BARRIER_BYTES, AllocBarriers, InitBarriers, NamedBarrier
 from ..tiles import SharedTileType, rt
 from .output import CONSUMER_THREADS, Output
@@ -50,12 +52,15 @@ class Lcf:
         stages: depth of the rings, 1 to 8.
         tasks: order of the tasks.
         steps: steps of a task, a scalar.
+        cluster: CTAs of a cluster, 1, 2 or 4; they take neighbouring tasks, as the schedule says,
+            and share tiles loaded with `multicast=True`.
         pingpong: consumers take turns where the kernel says `with pipe.turn():`; 2 or 3 of them.
     """
 
     def __init__(
-        self, *, consumers: int, stages: int, tasks: Schedule, steps: Any, pingpong: bool = False
-    ):
+        self, *, consumers: int, stages: int, tasks: Schedule, steps: Any, pingpong: bool = False,
+        cluster: int = 1,
+    ):  # fmt: skip
         self.builder: Builder = current()
         self.loc: Loc | None = self.builder.loc()
         _check_int("consumers", consumers, 1, 3, self.loc)
@@ -73,6 +78,14 @@ class Lcf:
             raise ResourceError(
                 f"lcf: consumers take turns when there are several, got {consumers=}", loc=self.loc
             )
+        if cluster not in (1, 2, 4) or tasks.cluster != cluster:
+            raise ResourceError(
+                f"lcf: a cluster has 1, 2 or 4 CTAs, and the schedule is for as many, got "
+                f"{cluster=} and a schedule for {tasks.cluster}",
+                loc=self.loc,
+                hint=f"tc.grouped(..., cluster={cluster})",
+            )
+        self.builder.kernel.cluster = cluster
         self.consumers = consumers
         self.stages = stages
         self.tasks = tasks
@@ -277,9 +290,9 @@ class Lcf:
         return producer, min(consumer, arch.limit("setmaxnreg_max"))
 
     def _persistent(self) -> Any:
-        first = Scalar(add(SpecialRegister("%ctaid.x")).result)
-        step = Scalar(add(SpecialRegister("%nctaid.x")).result)
-        return range_(first, self.tasks.count, step)
+        if self.builder.kernel.cluster > 1:
+            return range_(cluster_id(), self.tasks.count, num_clusters())
+        return range_(cta_id(), self.tasks.count, num_ctas())
 
     def _producer(self, first_thread: int) -> None:
         kernel = self.builder.kernel
@@ -308,6 +321,9 @@ class Lcf:
                 for ring in rings:
                     ring.loading = False
                     ring.finish_step()
+        for ring in rings:
+            if ring.multicast:
+                ring.drain()
 
     def _consume(self) -> None:
         self._consumer = named(Scalar(add(WarpgroupIndex()).result), "consumer")
@@ -408,7 +424,11 @@ def _check_int(name: str, value: Any, low: int, high: int, loc: Loc | None) -> N
 
 
 def lcf(
-    *, consumers: int, stages: int, tasks: Schedule, steps: Any, pingpong: bool = False
-) -> Lcf:
+    *, consumers: int, stages: int, tasks: Schedule, steps: Any, pingpong: bool = False,
+    cluster: int = 1,
+) -> Lcf:  # fmt: skip
     """A load-compute-finish pipeline (see `Lcf`), on a persistent grid."""
-    return Lcf(consumers=consumers, stages=stages, tasks=tasks, steps=steps, pingpong=pingpong)
+    return Lcf(
+        consumers=consumers, stages=stages, tasks=tasks, steps=steps, pingpong=pingpong,
+        cluster=cluster,
+    )  # fmt: skip

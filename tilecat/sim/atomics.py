@@ -109,7 +109,9 @@ def _combine(operation: str, old: np.ndarray, new: np.ndarray, extra) -> np.ndar
     return np.where((old == 0) | (old > new), new, old - 1)
 
 
-def _apply(atomic: Atomic, data: np.ndarray, offsets: np.ndarray, operands: list) -> np.ndarray:
+def _apply(
+    machine: Machine, atomic: Atomic, data: np.ndarray, offsets: np.ndarray, operands: list
+) -> np.ndarray:
     """One element of every thread, one thread after the other; the old values."""
     dtype = NUMPY[atomic.kind]
     words = data[: len(data) // dtype.itemsize * dtype.itemsize].view(dtype)
@@ -117,8 +119,12 @@ def _apply(atomic: Atomic, data: np.ndarray, offsets: np.ndarray, operands: list
     new, extra = operands[0], operands[1] if len(operands) > 1 else None
     if len(np.unique(index)) == len(index):
         old = words[index]
-        words[index] = _combine(atomic.operation, old, new, extra)
+        fresh = _combine(atomic.operation, old, new, extra)
+        if (fresh != old).any():  # a failed attempt at a lock is no progress
+            machine.idle_polls = 0
+        words[index] = fresh
         return old
+    machine.idle_polls = 0
     old = np.empty(len(index), dtype)
     for place, where in enumerate(index):
         one = slice(place, place + 1)
@@ -148,7 +154,6 @@ def run(machine: Machine, fiber: Fiber, item: Instruction):
     threads, addresses = _addresses(machine, fiber, item, atomic.mem, space, atomic.num_bytes)
     if not len(threads):
         return None
-    machine.idle_polls = 0
     if not atomic.shared:
         synchronise(machine, item, threads, addresses)
     operands = list(zip(*_elements(machine, fiber, item, atomic, threads), strict=True))
@@ -157,10 +162,15 @@ def run(machine: Machine, fiber: Fiber, item: Instruction):
         data, base = segment
         for index, parts in enumerate(operands):
             offsets = addresses[mask] - base + index * width
-            old[index, mask] = _apply(atomic, data, offsets, [part[mask] for part in parts])
+            old[index, mask] = _apply(
+                machine, atomic, data, offsets, [part[mask] for part in parts]
+            )
     for index, register in enumerate(atomic.results):
         _result(machine, register, threads, old[index * atomic.packed :][: atomic.packed])
-    return AGAIN if atomic.results and not atomic.shared else None
+    if not atomic.results or atomic.shared:
+        return None
+    machine.watch(fiber, item, addresses.tobytes() + old.tobytes())
+    return AGAIN
 
 
 def _places(machine: Machine, fiber: Fiber, item: Instruction, atomic: Atomic, threads, addresses):

@@ -25,6 +25,7 @@ from tilecat.sim.table import AGAIN, BLOCK, NEXT, SPLIT
 RESERVED_BYTES = 0x400
 _TABLE_ALIGN = 1024
 _MAX_IDLE_POLLS = 2000
+_PATIENCE = 100  # fruitless looks at global memory before another cluster runs
 POLICIES = ("eager", "late", "random", "random")
 
 
@@ -66,6 +67,8 @@ class Machine:
         self.counts = [0] * len(program.instructions)
         self.stats: Counter[str] = Counter()
         self.cache: dict = {}
+        # Runs another cluster to its end while this one polls; False if none is left.
+        self.run_other: Callable[[], bool] = lambda: False
         self.conflicts: dict[int, tuple[int, int]] = {}
         self.param_offsets = {param.name: param.offset for param in program.module.params}
         self._layout_shared(smem_bytes)
@@ -162,6 +165,7 @@ class Machine:
         self.queue: list[Callable[[], None]] = []
         self.alive = [self.block] * self.ctas
         self.executed = self.idle_polls = 0
+        self.watched: dict[tuple[int, int], tuple[bytes, int]] = {}
         barriers.reset(self)
         bulk.reset(self)
         cp_async.reset(self)
@@ -291,6 +295,19 @@ class Machine:
             self.fault("deadlock", item, f"{self.reporter.threads(fiber.lo, fiber.hi - 1)} "
                        "poll for ever: nothing else can run")  # fmt: skip
         self.polling.append(fiber)
+
+    def watch(self, fiber: Fiber, item: Instruction, seen: bytes) -> None:
+        """A fiber looked at global memory: if it never changes, other clusters must run first."""
+        key = (item.pc, fiber.lo)
+        last, count = self.watched.get(key, (b"", 0))
+        count = count + 1 if last == seen else 0
+        if count == _PATIENCE and self.run_other():
+            count = 0
+        if count > 4 * _PATIENCE:
+            who = self.reporter.threads(fiber.lo, fiber.hi - 1)
+            self.fault("deadlock", item, f"{who} poll global "
+                       "memory for ever: no CTA that can still run changes it")  # fmt: skip
+        self.watched[key] = (seen, count)
 
     def _branch(self, fiber: Fiber, item: Instruction) -> bool:
         if self.executed > self.limit:

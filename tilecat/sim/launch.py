@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 from threadpoolctl import threadpool_limits
@@ -138,6 +139,37 @@ def _result(machine: Machine, reports: Sequence) -> Result:
     return Result(tuple(reports), stats, conflicts, instructions)
 
 
+def _another(new_machine: Callable[[], Machine], statics: dict, first: Machine) -> Machine:
+    """A second machine of the same launch, which counts and reports into the first."""
+    machine = new_machine()
+    machine.reporter, machine.random, machine.stats = first.reporter, first.random, first.stats
+    machine.counts, machine.conflicts = first.counts, first.conflicts
+    variables.bind(machine, statics, first.global_memory)
+    return machine
+
+
+def _run_clusters(
+    first: Machine, waiting: list[int], another: Callable[[Machine], Machine],
+    progress: Callable[[int, int], None] | None,
+) -> None:  # fmt: skip
+    """One cluster after the other; one that polls in vain lets the next ones run first."""
+    total, done = len(waiting) * first.ctas, 0
+
+    def run_on(machine: Machine) -> bool:
+        nonlocal done
+        if not waiting:
+            return False
+        machine.run_other = lambda: run_on(another(first))
+        machine.run_cluster(waiting.pop(0))
+        done += first.ctas
+        if progress is not None:
+            progress(done, total)
+        return True
+
+    while run_on(first):
+        pass
+
+
 def run(
     program: Program | str, *, grid: int | Sequence[int], args: Sequence[object], smem_bytes: int,
     table: AddressTable | None = None, seed: int = 0, races: bool = True, limit: int | None = None,
@@ -169,23 +201,20 @@ def run(
         raise MachineError(f"run: grid {shape} is not a multiple of the cluster {cluster}")
     statics = variables.variables_of(program.module)
     param_bytes, maps, memory_ = _arguments(program.module.params, args, statics)
-    machine = Machine(
-        program, grid=shape, cluster=cluster, block=block, param_bytes=param_bytes, maps=maps,
-        globals_=memory_, smem_bytes=smem_bytes, table=table, seed=seed, races=races,
+    new_machine = partial(
+        Machine, program, grid=shape, cluster=cluster, block=block, param_bytes=param_bytes,
+        maps=maps, globals_=memory_, smem_bytes=smem_bytes, table=table, seed=seed, races=races,
         limit=_DEFAULT_LIMIT if limit is None else limit,
     )  # fmt: skip
+    machine = new_machine()
     if machine.shared_bytes - RESERVED_BYTES > _MAX_SHARED_BYTES:
         raise MachineError(f"run: at most {_MAX_SHARED_BYTES} bytes of shared memory a CTA, got "
                            f"{machine.shared_bytes - RESERVED_BYTES}")  # fmt: skip
     variables.bind(machine, statics, memory_)
-    total = int(np.prod(shape))
-    order = np.arange(total // machine.ctas)
+    order = np.arange(int(np.prod(shape)) // machine.ctas)
     if seed >= 2:
         np.random.default_rng(seed).shuffle(order)
     # Products of 64 rows: on two busy cores a second thread makes a run 2 to 6 times slower.
     with threadpool_limits(1, user_api="blas"):
-        for done, index in enumerate(order.tolist(), 1):
-            machine.run_cluster(index)
-            if progress is not None:
-                progress(done * machine.ctas, total)
+        _run_clusters(machine, order.tolist(), partial(_another, new_machine, statics), progress)
     return _result(machine, machine.reporter.found.values())

@@ -204,7 +204,11 @@ def load(machine: Machine, fiber: Fiber, item: Instruction):
         machine.stats["bytes read"] += access.num_bytes * len(threads)
     for register, value in zip(access.registers, values, strict=True):
         put(machine, register, threads, value, access.kind)
-    return AGAIN if access.polls else None
+    if not access.polls:
+        return None
+    if not shared:
+        machine.watch(fiber, item, addresses.tobytes() + b"".join(v.tobytes() for v in values))
+    return AGAIN
 
 
 def source(
