@@ -20,7 +20,7 @@ from .check import CheckedKernel, check
 from .codegen.emit import generate
 from .codegen.module import PtxModule
 from .errors import ResourceError, SyncError
-from .ir import Kernel
+from .ir import Kernel, Op, TensorArg
 from .language.kernel import (
     Signature,
     Specialization,
@@ -29,7 +29,8 @@ from .language.kernel import (
     signature_of,
     trace,
 )
-from .ops.tma import TileTransfer
+from .ops.global_memory import GlobalAccess
+from .ops.tma import BulkTransfer, TileTransfer, TmaPrefetch
 from .runtime import compile as runtime_compile
 from .runtime import deferred
 from .runtime.arrays import ArrayView, view
@@ -137,9 +138,18 @@ def _written(kernel: Kernel) -> tuple[int, ...]:
 
 
 def _untiled(kernel: Kernel, count: int) -> frozenset[int]:
-    """Arguments that no tile is copied from or to: whether TMA can reach them changes nothing."""
-    tiled = {op.arg.index for op in kernel.body.walk() if isinstance(op, TileTransfer)}
-    return frozenset(range(count)) - tiled
+    """Arguments whose text and trace do not depend on whether TMA can reach them, or how."""
+    found = (_laid_out(op) for op in kernel.body.walk())
+    tiled = {arg.index for arg in found if arg is not None}
+    asked = {arg.index for arg in kernel.args if isinstance(arg, TensorArg) and arg.asked}
+    return frozenset(range(count)) - tiled - asked
+
+
+def _laid_out(op: Op) -> TensorArg | None:
+    """The tensor whose layout in memory an op's text depends on."""
+    if isinstance(op, GlobalAccess):
+        return op.arg if op.needs_layout else None
+    return op.arg if isinstance(op, TileTransfer | TmaPrefetch | BulkTransfer) else None
 
 
 class KernelFunction:
@@ -169,12 +179,15 @@ class KernelFunction:
             TileError: whatever rule the kernel breaks, at its line.
         """
         # 1, 1.0 and True are equal, and may trace differently.
-        params = (*specialization.params, *[type(value) for _, value in specialization.params])
+        limit = debug_waits()
+        types = [type(value) for _, value in specialization.params]
+        params = (limit, *specialization.params, *types)
         found = self._compiled.get((target, params, self._relevant(specialization, params)))
         if found is not None:
             return found
         arch = arch_of(target)
         kernel = trace(self.function, self.signature, specialization, arch)
+        kernel.facts["debug_waits"] = limit
         checked = check(kernel, arch)
         compiled = Compiled(kernel, checked, generate(checked))
         self._untiled[params] = _untiled(kernel, len(self.signature.args))

@@ -251,6 +251,7 @@ class TensorArg:
         order: "row" when the last axis is contiguous, "col" when the one before it is.
         tma: whether the tensor memory accelerator can reach it (strides, alignment).
         static: extents known at compile time, by axis.
+        asked: whether the kernel's author looked at `order` or `tma` while tracing.
     """
 
     name: str
@@ -259,6 +260,7 @@ class TensorArg:
     order: str = "row"
     tma: bool = True
     static: tuple[int | None, ...] = ()
+    asked: bool = False
 
     @property
     def contiguous(self) -> int:

@@ -12,7 +12,7 @@ from ops_cases import CASES as OPS
 from ops_cases import COLS, ROWS, TILE, N, OpCase, S, check, kernel_of, operands
 
 import tilecat as tc
-from tilecat import bf16, f16, f32, gl, rt, st
+from tilecat import bf16, f16, f32, rt, st
 from tilecat.check import shared_accesses
 from tilecat.driver import Compiled, KernelFunction
 from tilecat.kernels.attention import attention
@@ -120,7 +120,7 @@ def test_every_access_in_the_text_is_listed(case: OpCase):
 
 def roundtrip(kind: SharedTileType) -> KernelFunction:
     @tc.kernel
-    def through(X: gl[kind.dtype, "M", "N"]):
+    def through(X: tc.inout[kind.dtype, "M", "N"]):
         with tc.warpgroup():
             tile = tc.shared(kind)
             tc.store(tile, tc.load(X[0, 0], rt[kind.dtype, 64, kind.cols]))

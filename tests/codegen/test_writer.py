@@ -91,7 +91,7 @@ def test_identifiers_are_ptxs(text: str, name: str):
 
 def test_parameters_of_like_names_stay_apart():
     @tc.kernel
-    def k(A: gl[f32, "M1", "M", "M"], A_M: gl[f32, "M"], n: s32):
+    def k(A: tc.inout[f32, "M1", "M", "M"], A_M: gl[f32, "M"], n: s32):
         with tc.warpgroup():
             x = tc.load(A[0, 0, 0], TILE) + A.size(0).to(f32) + n.to(f32)
             tc.store(A[0, 0, 0], x + A_M.size(0).to(f32))

@@ -24,11 +24,11 @@ def test_annotations_are_strings_here_and_may_name_locals():
     elements, width = f32, 16
 
     @tc.kernel
-    def doubles(A: gl[elements, "M", width]):
+    def doubles(A: tc.inout[elements, "M", width]):
         with tc.warpgroup():
             tc.store(A[0, 0], tc.load(A[0, 0], TILE) * 2.0)
 
-    assert doubles.signature.describe() == "doubles(A: gl[f32, M, 16]; )"
+    assert doubles.signature.describe() == "doubles(A: inout[f32, M, 16]; )"
     x = X.copy()
     doubles(x, grid=1)
     np.testing.assert_array_equal(x, 2 * X)
@@ -56,7 +56,7 @@ def test_kernel_is_a_closure_of_functions_and_values():
     factor = 3.0
 
     @tc.kernel
-    def k(A: gl[f32, "M", "N"], *, twice=False):
+    def k(A: tc.inout[f32, "M", "N"], *, twice=False):
         def inner(x: Any) -> Any:
             return helper(helper(x)) if twice else helper(x)
 
@@ -213,7 +213,7 @@ FROM_STDIN = """
 import numpy as np, tilecat as tc
 from tilecat import gl, f32, rt
 @tc.kernel
-def k(A: gl[f32, "M", "N"], *, wrong=False):
+def k(A: tc.inout[f32, "M", "N"], *, wrong=False):
     with tc.warpgroup():
         x = tc.load(A[0, 0], rt[f32, 64, 16])
         tc.store(A[0, 0], x * 2.0)

@@ -199,7 +199,7 @@ def test_python_loops_unroll():
 
 def test_one_thread_runs_alone():
     @tc.kernel
-    def counts(X: gl[f32, "M", "N"]):
+    def counts(X: tc.inout[f32, "M", "N"]):
         with tc.warpgroup():
             x = tc.load(X[0, 0], TILE)
             v = tc.var(0.0)

@@ -135,11 +135,13 @@ class GlobalTensor:
     @property
     def order(self) -> str:
         """"col" when the axis before the last is contiguous in memory, else "row"."""
+        self.arg.asked = True
         return _order(self.arg, tuple(_inner(axis) for axis in self.axes[-2:])) or "row"
 
     @property
     def tma(self) -> bool:
         """Whether TMA can move tiles of it, known while tracing: decides `load_async`."""
+        self.arg.asked = True
         dims = tuple(_inner(axis) for axis in self.axes[-2:])
         ended = any(axis.stop is not None for axis in self.axes)
         return bool(self.arg.tma and not ended and BROADCAST not in dims and _order(self.arg, dims))

@@ -115,6 +115,11 @@ class GlobalAccess(Op):
     bounds: Bounds = operand(default=(), kw_only=True)
     together: int = attribute(default=1, kw_only=True)
 
+    @property
+    def needs_layout(self) -> bool:
+        """Whether its text depends on how the tensor lies."""
+        return False
+
     def place(self, w: Any, kind: RegTileType | RegVecType) -> tuple[Place, list[Steps]]:
         """Where its elements lie."""
         axes = self.axes or default_axes(kind, self.arg)
@@ -216,6 +221,11 @@ class LoadGlobal(GlobalAccess):
         """The tensor."""
         return self.arg
 
+    @property
+    def needs_layout(self) -> bool:
+        """A tile moves in runs where it can."""
+        return isinstance(self.kind, RegTileType) and not self.bounds
+
     def effects(self) -> tuple[Effect, ...]:
         """Writes the registers."""
         return (Effect(Access.WRITE, self.result),)
@@ -305,6 +315,11 @@ class StoreGlobal(GlobalAccess):
     def stores(self) -> TensorArg:
         """The tensor."""
         return self.arg
+
+    @property
+    def needs_layout(self) -> bool:
+        """A tile moves in runs where it can."""
+        return isinstance(self.tile.type, RegTileType) and not self.bounds
 
     def infer(self) -> tuple[TileType, ...]:
         """Nothing; the tile must have the tensor's dtype."""
