@@ -205,7 +205,7 @@ class CopyByThreads(ThreadCopy):
         fill: what elements outside are.
     """
 
-    verb: ClassVar[str] = "load_async, store_async"
+    verb: ClassVar[str] = "copy"
     store: bool = attribute(default=False)
     fill: float = attribute(default=0.0, kw_only=True)
 
