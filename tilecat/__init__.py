@@ -39,7 +39,7 @@ from .language.clusters import (
     num_clusters,
     peer,
 )
-from .language.complex import ComplexTile, complex_tile
+from .language.complex import ComplexTile, complex_pairs, complex_tile
 from .language.control import one_thread, otherwise, when
 from .language.control import range_ as range
 from .language.debug import device_assert
@@ -157,6 +157,7 @@ __all__ = [
     "col_prod",
     "col_sum",
     "complex_mma",
+    "complex_pairs",
     "complex_tile",
     "ComplexTile",
     "copy",

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import tilecat as tc
-from tilecat import bf16, f32, gl, rt, st
+from tilecat import bf16, f32, gl, rt, st, tf32
 from tilecat.errors import LayoutError
 
 TILE = rt[f32, 64, 32]
@@ -138,6 +138,61 @@ def test_complex_layouts_move_both_parts():
     turns(*a, *out, grid=1)
     for got, part in zip(out, a, strict=True):
         np.testing.assert_array_equal(got, part.T)
+
+
+@pytest.mark.parametrize("warp", [False, True])
+def test_interleaved_parts_are_a_complex_tile(warp: bool):
+    rows = 16 if warp else 64
+
+    @tc.kernel
+    def squares(X: gl[f32, "M", "N"], Z: gl[f32, "M", "N"]):
+        with tc.warpgroup():
+            if warp:
+                with tc.warps(), tc.when(tc.warp_id() == 0):
+                    square(X, Z)
+            else:
+                square(X, Z)
+
+    def square(X: Any, Z: Any) -> None:
+        x, out = tc.load(X[0, 0], rt[f32, rows, 64]), tc.empty(rt[f32, rows, 64])
+        z, made = tc.complex_pairs(x), tc.complex_pairs(out)
+        product = z * z.conj() + z
+        tc.copy(made.re, product.re)
+        tc.copy(made.im, product.im)
+        tc.store(Z[0, 0], out)
+
+    x = numbers(rows, 32).astype(np.complex64)
+    out = np.zeros((rows, 32), np.complex64)
+    squares(x.view(np.float32), out.view(np.float32), grid=1)
+    np.testing.assert_allclose(out, x * x.conj() + x, atol=1e-5)
+
+
+def test_interleaved_parts_are_operands_of_tf32():
+    @tc.kernel
+    def product(A: gl[f32, "M", "K2"], C: gl[f32, "N", "K2"], Z: gl[f32, "M", "N2"]):
+        with tc.warpgroup(), tc.warps(), tc.when(tc.warp_id() == 0):
+            a = tc.complex_pairs(tc.load(A[0, 0], rt[f32, 16, 64])).cast(tf32)
+            b = tc.complex_pairs(tc.load(C[0, 0], rt[f32, 16, 64])).cast(tf32)
+            acc = tc.complex_tile(tc.zeros(rt[f32, 16, 16]), tc.zeros(rt[f32, 16, 16]))
+            tc.mma_ABt(acc, a, b)
+            tc.store(Z[0, 0], acc.re)
+            tc.store(Z[0, 1], acc.im)
+
+    a, b = (numbers(16, 32, seed=s, dtype=tf32).astype(np.complex64) for s in (1, 2))
+    out = np.zeros((16, 32), np.float32)
+    product(a.view(np.float32), b.view(np.float32), out, grid=1)
+    assert product.compile().ptx.count("shfl.sync") == 1, "that of tc.warp_id alone"
+    np.testing.assert_allclose(out[:, :16] + 1j * out[:, 16:], a @ b.T, atol=1e-4)
+
+
+def test_interleaved_parts_have_registers_of_their_own():
+    @tc.kernel
+    def wrong():
+        with tc.warpgroup():
+            tc.complex_pairs(tc.zeros(rt[bf16, 64, 64]))
+
+    with pytest.raises(LayoutError, match="complex_pairs: wanted a 32-bit tile"):
+        wrong.compile()
 
 
 def test_complex_tiles_have_parts_of_one_type():

@@ -111,6 +111,17 @@ def test_regroup_keeps_every_element(source, target, warp: bool, cols: int):
     np.testing.assert_array_equal(got.astype(np.float64), wanted.astype(result.numpy).astype(float))
 
 
+@pytest.mark.parametrize("target", [e4m3, s8, bf16], ids=str)
+@pytest.mark.parametrize("source", [f32, bf16, s32], ids=str)
+def test_converted_tiles_are_stored_from_the_fragment_they_kept(source, target):
+    x = numbers(source, 64, 64)
+    got = moved(
+        x, source, lambda t: tc.cast(t, target), (64, 64), (target, (64, 64)), warp=False
+    )
+    wanted = target.round(x.astype(np.float64), saturate=True)
+    np.testing.assert_array_equal(got.astype(np.float64), wanted)
+
+
 def test_tf32_of_8_columns_is_regrouped():
     x = tf32.round(numbers(f32, 16, 8))
     got = moved(

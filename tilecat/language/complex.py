@@ -6,8 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ..builder import add
 from ..dtypes import DType
 from ..errors import LayoutError
+from ..layouts.registers import PAIRS, SINGLES
+from ..ops.views import ViewRegisters, part_registers
+from ..tiles import RegTileType
 from .functions import cast
 from .values import RegTile, RegVec, SharedTile
 
@@ -117,3 +121,40 @@ def complex_tile(re: Any, im: Any, *, sum: Any = None) -> ComplexTile:
                 hint="tc.complex_tile(tc.load(re), tc.load(im))",
             )
     return ComplexTile(re, im, sum)
+
+
+def complex_pairs(tile: RegTile) -> ComplexTile:
+    """The complex tile that a register tile of interleaved parts is: nothing moves.
+
+    Columns 2c and 2c + 1 of the tile (rows, in column order) are real and imaginary part of column
+    c, as `complex64` has them in memory. Lanes hold both: whether a register is real or imaginary
+    is the lowest bit of its number. The parts share the tile's registers, so what is written to
+    them is written to the tile. Cast to tf32 they are operands of mma.
+
+    Args:
+        tile: f32 or s32, in the fragment of an accumulator (as loaded).
+
+    Raises:
+        LayoutError: elements of fewer bits, which share registers, or another fragment.
+    """
+    if not isinstance(tile, RegTile):
+        raise LayoutError(
+            f"complex_pairs: wanted a register tile, got {tile!r} ({type(tile).__name__})",
+            hint="tc.load(tile) brings a shared tile into registers",
+        )
+    kind, steps = tile.type, (1, 2) if tile.type.order == "row" else (2, 1)
+    if kind.layout.fragment != PAIRS or kind.dtype.bits != 32 or kind.shape[steps[1] - 1] % 16:
+        raise LayoutError(
+            f"complex_pairs: wanted a 32-bit tile whose pairs are 8 or a multiple, two adjacent "
+            f"elements a lane, got {kind}",
+            hint="load the parts apart: tc.complex_tile(re, im)",
+        )
+    rows, cols = kind.rows // steps[0], kind.cols // steps[1]
+    half = RegTileType(kind.dtype, rows, cols, kind.warps, kind.order, SINGLES)
+    views = []
+    for place in (0, 1):
+        row, col = (0, place) if kind.order == "row" else (place, 0)
+        registers = part_registers(kind.layout, half.layout, row, col, steps)
+        assert registers is not None, "a lane holds both of a pair"
+        views.append(RegTile(add(ViewRegisters(tile.value, registers, half)).result))
+    return ComplexTile(views[0], views[1])

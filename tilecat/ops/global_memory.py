@@ -168,7 +168,7 @@ class GlobalAccess(Op):
             move: text of an access, from type suffix, address and registers.
         """
         run = self.run(kind)
-        if run == 1:
+        if run == 1 or run * kind.dtype.bits < 32:  # 8-bit pairs, of a tile that was converted
             return None
         end, slow = w.label("moved"), w.label("edge")
         w.line(ptx.bra(slow), pred=f"!{self.all_inside(w, kind)}")

@@ -33,15 +33,22 @@ class ViewRegisters(Op):
 
 
 def part_registers(
-    whole: RegisterLayout, part: RegisterLayout, row: int, col: int
+    whole: RegisterLayout, part: RegisterLayout, row: int, col: int, steps: tuple[int, int] = (1, 1)
 ) -> tuple[int, ...] | None:
     """Registers of a tile that hold its part at (row, col) in the part's own order.
 
     None where the part's threads or its packing are not the tile's: it starts inside a fragment.
+
+    Args:
+        whole: the tile.
+        part: a part of it.
+        row: the part's first row in the tile.
+        col: its first column.
+        steps: rows and columns of the tile from one of the part to the next.
     """
     thread, index = np.indices((part.threads, part.elements_per_thread))
     rows, cols = part.row_col(thread, index)
-    owner, place = whole.index_of(rows + row, cols + col)
+    owner, place = whole.index_of(rows * steps[0] + row, cols * steps[1] + col)
     per = whole.elements_per_register
     packed = place.reshape(part.threads, -1, per)
     first = packed[0, :, 0]
