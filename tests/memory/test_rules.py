@@ -175,7 +175,8 @@ RULES = (
     Rule(lambda k: tc.fence_async("tensor"), DTypeError,
          "fence_async: a space is shared, cluster, global, got 'tensor'"),
     # clusters
-    Rule(lambda k: tc.cluster(2), ScopeError, "cluster: stands first in a kernel, got ops before it"),
+    Rule(lambda k: tc.cluster(2), ScopeError,
+         "cluster: stands first in a kernel, got ops before it"),
     Rule(lambda k: None, ResourceError, "cluster: 2 to 16 CTAs, known while tracing, got 1", "",
          lambda: tc.cluster(1)),
     Rule(lambda k: tc.cluster_sync(), ScopeError, "cluster_sync: the kernel has no clusters",
@@ -203,7 +204,8 @@ RULES = (
     Rule(lambda k: tc.device_assert(1 > 2, "wrong"), LayoutError,
          "device_assert: is false while tracing: wrong"),
     # in place
-    Rule(lambda k: tc.store(k.A[0, 0], k.x + 1.0), SyncError, "breaks: A is written here and read at",
+    Rule(lambda k: tc.store(k.A[0, 0], k.x + 1.0), SyncError,
+         "breaks: A is written here and read at",
          'declare it: A: tc.inout[f32, "M", "N"]'),
 )  # fmt: skip
 
@@ -216,7 +218,8 @@ def test_rule(rule: Rule):
     ):  # fmt: skip
         b = rule.before()
         with tc.warpgroup():
-            x = tc.load(A[0, 0], TILE) if rule.message.startswith(("print: a rt", "breaks:")) else None
+            reads = rule.message.startswith(("print: a rt", "breaks:"))
+            x = tc.load(A[0, 0], TILE) if reads else None
             names = {"A": A, "B": B, "v": v, "P": P, "Q": Q, "U": U, "n": n, "b": b, "x": x}
             rule.body(SimpleNamespace(**names))
 
