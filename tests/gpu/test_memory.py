@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from memory.test_debug import X, shown, talks
@@ -17,42 +15,34 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 
 
-def on_gpu(array: np.ndarray) -> Any:
-    """A tensor with the array's strides, at the array's place from a multiple of 512 bytes."""
-    if array.base is None or 0 in array.strides:
-        return _bytes(np.ascontiguousarray(array)).view(_dtype(array)).reshape(array.shape)
-    base = array.base
-    offset = array.__array_interface__["data"][0] - base.__array_interface__["data"][0]
-    flat = _bytes(base.ravel(order="K")).view(_dtype(array))
-    strides = tuple(stride // array.itemsize for stride in array.strides)
-    return flat.as_strided(array.shape, strides, offset // array.itemsize)
+class OnGpu:
+    """An array's memory on the GPU, and a tensor over it with the array's strides."""
 
+    def __init__(self, array: np.ndarray):
+        self.array = array
+        base = array if array.base is None or 0 in array.strides else array.base
+        start = base.__array_interface__["data"][0]
+        self.offset = array.__array_interface__["data"][0] - start
+        self.bytes = torch.from_numpy(base.ravel(order="K").view(np.uint8).copy()).cuda()
+        dtype = getattr(torch, from_numpy(array.dtype).torch)
+        strides = tuple(stride // array.itemsize for stride in array.strides)
+        flat = self.bytes.view(dtype)
+        self.tensor = flat.as_strided(array.shape, strides, self.offset // array.itemsize)
 
-def _bytes(array: np.ndarray) -> Any:
-    return torch.from_numpy(array.reshape(-1).view(np.uint8).copy()).cuda()
-
-
-def _dtype(array: np.ndarray) -> Any:
-    return getattr(torch, from_numpy(array.dtype).torch)
-
-
-def back(tensor: Any, like: np.ndarray) -> np.ndarray:
-    """A tensor's elements as an array of the dtype of `like`."""
-    data = tensor.contiguous().view(torch.uint8).cpu().numpy()
-    return data.reshape(-1).view(like.dtype).reshape(like.shape)
+    def back(self) -> np.ndarray:
+        """What it holds now."""
+        held, like = self.bytes.cpu().numpy(), self.array
+        return np.ndarray(like.shape, like.dtype, held, self.offset, like.strides).copy()
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_memory_case_on_the_gpu(case: MemoryCase):
     before = case.arrays()
-    moved = {id(v): on_gpu(v) for v in before.values() if isinstance(v, np.ndarray)}
-    args = [moved.get(id(v), v) for v in before.values()]
+    moved = {id(v): OnGpu(v) for v in before.values() if isinstance(v, np.ndarray)}
+    args = [moved[id(v)].tensor if id(v) in moved else v for v in before.values()]
     case.kernel(*args, grid=case.grid, **case.params)
     torch.cuda.synchronize()
-    after = {
-        name: back(moved[id(v)], v) if isinstance(v, np.ndarray) else v
-        for name, v in before.items()
-    }
+    after = {k: moved[id(v)].back() if id(v) in moved else v for k, v in before.items()}
     check(case, before, after)
 
 

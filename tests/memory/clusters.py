@@ -58,6 +58,7 @@ def exchange(dtype: str, how: str) -> MemoryCase:
         with tc.warpgroup():
             tile, landing = tc.shared(st[kind, 64, 64]), tc.shared(st[kind, 64, 64])
             mine = tc.load(X[tc.cta_id(), 0], rt[kind, 64, 64])
+            tc.cluster_sync()  # the peer has started
             if how == "store":
                 tc.store(tc.peer(landing, other), mine)
                 tc.cluster_sync()

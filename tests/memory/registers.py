@@ -131,6 +131,43 @@ def gathers(dtype: str, what: str) -> MemoryCase:
     return MemoryCase(f"gather {what} {dtype}", tc.kernel(picks), arrays, expected)
 
 
+def gathers_shared(dtype: str, how: str) -> MemoryCase:
+    """Rows gathered into a shared tile by a shared vector, and scattered from it."""
+    kind = by_name(dtype)
+
+    def picks(X: gl[kind, "M", "N"], Y: gl[kind, "M", "N"], at: gl[s32, "K"], to: gl[s32, "K"]):
+        with tc.warpgroup():
+            tile = tc.shared(st[kind, 64, 32])
+            rows, there = tc.shared(sv[s32, 64]), tc.shared(sv[s32, 64])
+            tc.copy(rows, at[0])
+            tc.copy(there, to[0])
+            tc.sync()
+            if how == "copy":
+                tc.copy(tile, X[rows, 1])
+            else:
+                tc.copy_async(tile, X[rows, 1])
+                tc.copy_commit()
+                tc.copy_wait()
+            tc.sync()
+            tc.copy(Y[there, 1], tile)
+
+    def arrays() -> dict[str, Any]:
+        rng = np.random.default_rng(4)
+        at, to = rng.permutation(100)[:64], rng.permutation(100)[:64]
+        at[7], to[9] = -1, 1000
+        return {"X": padded(numbers((100, 61), dtype)), "Y": padded(zeros((100, 61), dtype, 3)),
+                "at": at.astype(np.int32), "to": to.astype(np.int32)}  # fmt: skip
+
+    def expected(a: dict[str, Any]) -> dict[str, Any]:
+        y = a["Y"].copy()
+        for source, target in zip(a["at"].tolist(), a["to"].tolist(), strict=True):
+            if target < 100:
+                y[target, 32:] = a["X"][source, 32:] if source >= 0 else 0
+        return {"Y": y}
+
+    return MemoryCase(f"gather shared {how} {dtype}", tc.kernel(picks), arrays, expected)
+
+
 def atomic_global(operation: str, dtype: str) -> MemoryCase:
     """Every CTA combines its tile with one place, and its vector with another."""
     kind = by_name(dtype)
@@ -249,6 +286,7 @@ CASES = (
     *(gathers(d, "rows") for d in ("f32", "bf16", "u8")),
     *(gathers(d, "columns") for d in ("f32", "f16")), gathers("f32", "elements"),
     gathers("s32", "elements"),
+    *(gathers_shared(d, how) for d in ("bf16", "f32", "u8") for how in ("copy", "copy_async")),
     *(atomic_global("add", d) for d in ("f32", "s32", "u32", "bf16", "f16")),
     *(atomic_global(o, d) for o in ("min", "max") for d in ("s32", "u32")),
     *(atomic_shared("add", d) for d in ("f32", "s32", "bf16", "f16")),

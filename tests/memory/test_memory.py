@@ -19,6 +19,12 @@ def test_memory_case(case: MemoryCase):
     run_on_machine(case)
 
 
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("case", (*BARRIERS, *CLUSTERS), ids=str)
+def test_order_of_asynchronous_work_does_not_matter(case: MemoryCase, seed: int):
+    run_on_machine(case, seed)
+
+
 FAMILIES = {case.name.rpartition(" ")[0]: case for case in CASES}
 
 

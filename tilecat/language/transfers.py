@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..builder import add, current
+from ..dtypes import s32
 from ..errors import LayoutError, SyncError
 from ..ir import Value
 from ..ops.copies import CHUNK_BYTES, CopyAsync, CopyByThreads, CopyGroup, contiguous_axis
@@ -79,6 +80,7 @@ def _regions(tile: SharedPlace, place: GlobalTile, name: str) -> list[Region]:
         LayoutError: pages along the contiguous axis of the tile, or too small for its swizzle.
     """
     found = place.regions(*tile.type.shape)
+    check_index(name, tile, found[0])
     if len(found) > 1:
         kind = tile.type
         rows = kind.shape[0] // len(found)
@@ -88,6 +90,24 @@ def _regions(tile: SharedPlace, place: GlobalTile, name: str) -> list[Region]:
                 f"got {kind} and {rows} rows a page"
             )
     return found
+
+
+def check_index(name: str, tile: SharedPlace, region: Region) -> None:
+    """An index vector of a copy is shared, of s32, and as long as the tile is there.
+
+    Raises:
+        LayoutError: it is not.
+    """
+    for dim, coord in enumerate(region.coords):
+        if not isinstance(coord, Value) or isinstance(coord.type, ScalarType):
+            continue
+        wanted = tile.type.shape[region.axes.index(dim)] if dim in region.axes else 0
+        if coord.type != SharedVecType(s32, wanted):
+            raise LayoutError(
+                f"{name}: a shared tile's rows (or columns) are gathered by a shared vector of "
+                f"s32, one a row, got {coord.type} for {tile.type}",
+                hint=f"index = tc.shared(tc.sv[tc.s32, {wanted or tile.type.shape[0]}])",
+            )
 
 
 def load_async(
@@ -326,7 +346,8 @@ def moves_chunks(tile: SharedPlace, region: Region) -> bool:
     kind, arg = tile.type, region.arg
     unit = CHUNK_BYTES // kind.dtype.nbytes
     order = "row" if isinstance(kind, SharedVecType) else kind.order
-    plain = all(not isinstance(c, Value) or isinstance(c.type, ScalarType) for c in region.coords)
+    along = region.coords[arg.contiguous]
+    plain = not isinstance(along, Value) or isinstance(along.type, ScalarType)
     bound = region.bounds[2 * arg.contiguous] if region.bounds else None
     starts = bound is None or isinstance(bound, int) and bound % unit == 0
     return arg.tma and plain and starts and region.order == order and region.together % unit == 0
@@ -335,7 +356,8 @@ def moves_chunks(tile: SharedPlace, region: Region) -> bool:
 def copy(out: Any, source: Any, *, fill: float = 0) -> None:
     """Copies a shared tile or vector from or to a tensor, by the threads of the scope, at once.
 
-    For any strides, views and edges; 16 bytes at a time where the elements lie together. Other
+    For any strides, views and edges, and rows gathered by a shared vector of s32,
+    `tc.copy(tile, A[index, col])`; 16 bytes at a time where the elements lie together. Other
     threads see what was copied after `tc.sync`. Between register tiles: `out = source`.
 
     Args:

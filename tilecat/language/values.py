@@ -338,6 +338,7 @@ class SharedVec(_NoPythonValue):
     """A vector in shared memory."""
 
     __slots__ = ("value",)
+    is_index_vector = True  # of s32, it gives rows to gather to a copy into a shared tile
 
     def __init__(self, value: Value):
         self.value = value

@@ -8,7 +8,8 @@
     A[first:last, :]           a part: outside it loads give zero and stores write nothing
     A.broadcast(n)             one more axis in front, along which all elements are equal
     A.paged(table)             two axes, pages and rows of a page, as one axis of rows
-    A[index, col]              rows gathered (or scattered) by a vector of s32
+    A[index, col]              rows gathered (or scattered) by a vector of s32: in registers for
+                               registers, in shared memory for a shared tile
 
 Example: one sequence of a packed batch Q[total, heads, D], with `starts` its cu_seqlens:
 

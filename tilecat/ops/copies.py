@@ -77,6 +77,7 @@ class ThreadCopy(TileTransfer):
 
     Args:
         bounds: first coordinate inside and first beyond, for every axis; empty: the tensor's.
+            A coordinate that is a shared vector of s32 gives each row (or column) its own.
         chunks: 16-byte units; else elements.
     """
 
@@ -166,11 +167,15 @@ class ThreadCopy(TileTransfer):
         w.line(ptx.alu("mov.b64", offset, 0))
         w.line(ptx.alu("setp.eq.u32", ok, 0, 0))
         for dim, start in enumerate(self.coords):
-            coord = w.src(start, "s32")
-            if dim in axes:
+            if isinstance(start, Value) and isinstance(start.type, SharedVecType):
+                coord = self._indexed(w, start, local[axes.index(dim)])
+            elif dim in axes:
+                coord = w.src(start, "s32")
                 full = w.new("b32", "coord")
                 w.line(ptx.alu("add.s32", full, coord, local[axes.index(dim)]))
                 coord = full
+            else:
+                coord = w.src(start, "s32")
             if self.chunks and dim == axes[inner_axis]:
                 left = self._left(w, coord, windows[dim])
             else:
@@ -180,6 +185,21 @@ class ThreadCopy(TileTransfer):
         address = w.new("b64", "address")
         w.line(ptx.alu("mad.lo.s64", address, offset, item_bytes(self.arg), w.pointer(self.arg)))
         return Spot(shared, str(address), str(ok), left)
+
+    @staticmethod
+    def _indexed(w: Any, index: Value, position: str) -> str:
+        """The coordinate that a shared vector gives a row or column."""
+        place, coord = w.new("b32", "place"), w.new("b32", "coord")
+        w.line(ptx.alu("mad.lo.u32", place, position, 4, w.materialize(w.address(index))))
+        w.line(ptx.ld_shared("b32", coord, place))
+        return str(coord)
+
+    def reads_index(self) -> tuple[Effect, ...]:
+        """Reads of the shared vectors that give coordinates."""
+        vectors = (c for c in self.coords if isinstance(c, Value))
+        return tuple(
+            Effect(Access.READ, c) for c in vectors if isinstance(c.type, SharedVecType)
+        )
 
     def _left(self, w: Any, coord: str, where: Window) -> str:
         """Elements of a unit that are inside: 0 to `unit`; bounds start on whole units."""
@@ -221,7 +241,8 @@ class CopyByThreads(ThreadCopy):
 
     def effects(self) -> tuple[Effect, ...]:
         """Accesses the tile through the generic proxy."""
-        return (Effect(Access.READ if self.store else Access.WRITE, self.tile),)
+        mine = Effect(Access.READ if self.store else Access.WRITE, self.tile)
+        return (*self.reads_index(), mine)
 
     @property
     def requests(self) -> tuple[SharedRequest, ...]:
@@ -299,7 +320,7 @@ class CopyAsync(ThreadCopy):
 
     def effects(self) -> tuple[Effect, ...]:
         """Writes the tile, later."""
-        return (Effect(Access.ASYNC_WRITE, self.tile),)
+        return (*self.reads_index(), Effect(Access.ASYNC_WRITE, self.tile))
 
     @property
     def requests(self) -> tuple[SharedRequest, ...]:

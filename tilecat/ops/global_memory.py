@@ -17,7 +17,7 @@ from .. import dtypes
 from ..errors import DTypeError, LayoutError
 from ..ir import TILE_SCOPES, Access, Effect, Op, Scope, TensorArg, Value, attribute, operand
 from ..ptx import instructions as ptx
-from ..tiles import RegTileType, RegVecType, ScalarType, TileType
+from ..tiles import RegTileType, RegVecType, ScalarType, SharedVecType, TileType
 from .places import (
     BROADCAST,
     Bounds,
@@ -48,6 +48,11 @@ def check_place(name: str, kind: TileType, arg: TensorArg, coords: tuple[Operand
         raise DTypeError(
             f"{name}: {arg.name} holds {arg.type.dtype}, got {kind}",
             hint="convert in registers: tc.cast(x, dtype)",
+        )
+    if any(isinstance(c, Value) and isinstance(c.type, SharedVecType) for c in coords):
+        raise LayoutError(
+            f"{name}: registers are gathered by a vector in registers, got one in shared memory",
+            hint="tc.load(index)",
         )
     require_s32(name, *(c for c in coords if not _is_index(c)))
     for coord in coords:

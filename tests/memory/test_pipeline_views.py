@@ -1,0 +1,60 @@
+"""Pipelines on views: parts of tensors, sequences of a packed batch, pages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tilecat as tc
+from tilecat import bf16, f32, gl, s32, st
+
+
+def product(view: Any) -> Any:
+    """`C = view(A) @ B` by a pipeline."""
+
+    def products(
+        A: gl[bf16, "T", "W"], B: gl[bf16, "K", "N"], C: gl[f32, "M", "N"], first: s32, last: s32
+    ):
+        a = view(A, first, last)
+        pipe = tc.lcf(
+            consumers=1, stages=2, steps=tc.cdiv(B.rows, 64),
+            tasks=tc.row_major(tc.cdiv(C.rows, 64), tc.cdiv(C.cols, 64)),
+        )
+        left, right = pipe.input(st[bf16, 64, 64]), pipe.input(st[bf16, 64, 64])
+        out = pipe.output(st[f32, 64, 64])
+        acc = pipe.accumulator(f32, 64, 64)
+
+        @pipe.load
+        def _(task, k):
+            tc.load_async(left, a[task.row, k])
+            tc.load_async(right, B[k, task.col])
+
+        @pipe.compute
+        def _(task, k):
+            tc.mma_AB(acc, left, right)
+
+        @pipe.finish
+        def _(task):
+            out.store(C[0 : last - first, :][task.row, task.col], acc)
+
+    return tc.kernel(products)
+
+
+VIEWS = {
+    "sequence": (lambda A, first, last: A[first:last, 0:128], 0),
+    "columns": (lambda A, first, last: A[first:, :][:, 64:192], 64),
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_pipeline_on_a_view(name: str):
+    view, column = VIEWS[name]
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal(s).astype(bf16.numpy) for s in ((200, 192), (128, 128)))
+    c = np.full((150, 128), 7, np.float32)
+    product(view)(a, b, c, 40, 140, grid=2)
+    wanted = a[40:140, column : column + 128].astype(np.float32) @ b.astype(np.float32)
+    np.testing.assert_allclose(c[:100], wanted, rtol=1e-4, atol=1e-4)
+    assert (c[100:] == 7).all()
