@@ -222,6 +222,17 @@ def test_check_says_what_a_kernel_uses():
     assert "4 x wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16" in out
 
 
+def test_check_lists_accesses_to_shared_memory_with_both_names_and_lines():
+    out = call("check", "attention", "--config", "D64", "--target", "sm_90a")
+    row = next(line for line in out.splitlines() if "StoreShared" in line)
+    source = (Path(tc.__file__).parent / "kernels" / "attention.py").read_text().splitlines()
+    store, made = (1 + next(i for i, line in enumerate(source) if text in line)
+                   for text in ("out.store(", "out = pipe.output("))  # fmt: skip
+    assert row.split()[:6] == ["StoreShared", f"attention.py:{store}", "out",
+                               f"attention.py:{made}", "store:", "rt[f32,"]  # fmt: skip
+    assert row.split()[-4:] == ["4", "stmatrix", "16", "1-way"]
+
+
 def test_check_shows_the_rule_a_kernel_breaks():
     out = call("check", "matmul", "-p", "stages=9", code=1)
     assert "stages=9" in out and "gemm.py" in out and "Traceback" not in out
