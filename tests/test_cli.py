@@ -314,3 +314,12 @@ def test_demo_shows_each_variant_that_ran(monkeypatch, tmp_path):
 def test_run_compares_on_the_gpu():
     assert "right: relative error" in call("run", "matmul", "--shape", "M=300,N=520,K=200")
     assert "right: relative error" in call("run", "attention", "--dtype", "f16")
+
+
+def test_ir_stands_under_the_lines_that_made_it():
+    text = call("emit", "matmul", "--stage", "ir", "-p", "tile_m=64,tile_n=64")
+    lines = [line.strip() for line in text.splitlines()]
+    at = next(i for i, line in enumerate(lines) if line.startswith("Mma("))
+    above = next(line for line in reversed(lines[:at]) if line.startswith("# "))
+    assert above.endswith("tc.mma_AB(acc, a[pipe.consumer], b)")
+    assert text.count("{") == text.count("}") and "Binary.add(" in text
