@@ -240,7 +240,7 @@ def test_check_shows_the_rule_a_kernel_breaks():
 
 @pytest.mark.parametrize(
     ("stage", "text"),
-    [("ir", "Mma("), ("ptx", ".visible .entry matmul"), ("sass", "HGMMA")],
+    [("ir", "Mma.mma_AB("), ("ptx", ".visible .entry matmul"), ("sass", "HGMMA")],
 )
 def test_emit_stops_after_a_stage(stage, text):
     assert text in call("emit", "matmul", "--stage", stage, "--target", "sm_90a")
@@ -319,7 +319,7 @@ def test_run_compares_on_the_gpu():
 def test_ir_stands_under_the_lines_that_made_it():
     text = call("emit", "matmul", "--stage", "ir", "-p", "tile_m=64,tile_n=64")
     lines = [line.strip() for line in text.splitlines()]
-    at = next(i for i, line in enumerate(lines) if line.startswith("Mma("))
+    at = next(i for i, line in enumerate(lines) if line.startswith("Mma.mma_AB("))
     above = next(line for line in reversed(lines[:at]) if line.startswith("# "))
     assert above.endswith("tc.mma_AB(acc, a[pipe.consumer], b)")
     assert text.count("{") == text.count("}") and "Binary.add(" in text
