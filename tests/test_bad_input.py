@@ -284,7 +284,7 @@ def test_missing_argument_is_named():
         "matmul: takes 3 arguments (A, B, C), got 2",
         at="matmul(A, B)",
         hint="matmul(A: gl[T, M, K], B: gl[T, K, N], C: gl[T, M, N]; "
-        "tile_m=128, tile_n=256, tile_k=64, stages=4, group=8)",
+        "tile_m=128, tile_n=256, tile_k=64, stages=4, group=8, cluster=1)",
     )
 
 
@@ -311,7 +311,7 @@ def test_unknown_parameter_is_refused():
         ScopeError,
         "matmul: unknown compile-time parameter, got tile_x=",
         at="matmul(A, B, C, tile_x",
-        hint="matmul takes tile_m, tile_n, tile_k, stages, group",
+        hint="matmul takes tile_m, tile_n, tile_k, stages, group, cluster",
     )
 
 

@@ -222,6 +222,17 @@ def test_check_says_what_a_kernel_uses():
     assert "4 x wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16" in out
 
 
+def test_check_lists_accesses_to_shared_memory_with_both_names_and_lines():
+    out = call("check", "attention", "--config", "D64", "--target", "sm_90a")
+    row = next(line for line in out.splitlines() if "StoreShared" in line)
+    source = (Path(tc.__file__).parent / "kernels" / "attention.py").read_text().splitlines()
+    store, made = (1 + next(i for i, line in enumerate(source) if text in line)
+                   for text in ("out.store(", "out = pipe.output("))  # fmt: skip
+    assert row.split()[:6] == ["StoreShared", f"attention.py:{store}", "out",
+                               f"attention.py:{made}", "store:", "rt[f32,"]  # fmt: skip
+    assert row.split()[-4:] == ["4", "stmatrix", "16", "1-way"]
+
+
 def test_check_shows_the_rule_a_kernel_breaks():
     out = call("check", "matmul", "-p", "stages=9", code=1)
     assert "stages=9" in out and "gemm.py" in out and "Traceback" not in out
@@ -229,7 +240,7 @@ def test_check_shows_the_rule_a_kernel_breaks():
 
 @pytest.mark.parametrize(
     ("stage", "text"),
-    [("ir", "Mma("), ("ptx", ".visible .entry matmul"), ("sass", "HGMMA")],
+    [("ir", "Mma.mma_AB("), ("ptx", ".visible .entry matmul"), ("sass", "HGMMA")],
 )
 def test_emit_stops_after_a_stage(stage, text):
     assert text in call("emit", "matmul", "--stage", stage, "--target", "sm_90a")
@@ -303,3 +314,12 @@ def test_demo_shows_each_variant_that_ran(monkeypatch, tmp_path):
 def test_run_compares_on_the_gpu():
     assert "right: relative error" in call("run", "matmul", "--shape", "M=300,N=520,K=200")
     assert "right: relative error" in call("run", "attention", "--dtype", "f16")
+
+
+def test_ir_stands_under_the_lines_that_made_it():
+    text = call("emit", "matmul", "--stage", "ir", "-p", "tile_m=64,tile_n=64")
+    lines = [line.strip() for line in text.splitlines()]
+    at = next(i for i, line in enumerate(lines) if line.startswith("Mma.mma_AB("))
+    above = next(line for line in reversed(lines[:at]) if line.startswith("# "))
+    assert above.endswith("tc.mma_AB(acc, a[pipe.consumer], b)")
+    assert text.count("{") == text.count("}") and "Binary.add(" in text

@@ -7,6 +7,7 @@ them. Every op knows its user line.
 
 from __future__ import annotations
 
+import linecache
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
@@ -313,7 +314,7 @@ class Kernel:
     facts: dict[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        """The kernel as text, one op a line."""
+        """The kernel as text: one op a line, under the user's line that made it."""
         return _Printer().kernel(self)
 
 
@@ -322,6 +323,7 @@ class _Printer:
         self.names: dict[int, str] = {}
         self.used: dict[str, int] = {}
         self.lines: list[str] = []
+        self.at: tuple[str, int] | None = None
 
     def name(self, value: Value) -> str:
         if id(value) not in self.names:
@@ -343,25 +345,41 @@ class _Printer:
         return str(value)
 
     def op(self, op: Op, depth: int) -> None:
+        self.source(op.loc, depth)
         parts = [self.show(v) for _, v in op._role("operand") if v is not None]
-        parts += [f"{n}={self.show(v)}" for n, v in op._role("attribute") if v is not None]
+        attributes = [(n, v) for n, v in op._role("attribute") if v not in (None, "", ())]
+        verb = type(op).__name__
+        if attributes and attributes[0][0] == "name" and str(attributes[0][1]).isidentifier():
+            verb, attributes = f"{verb}.{attributes[0][1]}", attributes[1:]
+        parts += [f"{n}={self.show(v)}" for n, v in attributes]
         left = ", ".join(f"{self.name(r)}: {r.type}" for r in op.results)
         head = f"{left} = " if left else ""
-        where = f"  # {op.loc.line}" if op.loc else ""
-        self.lines.append(
-            "  " * depth + f"{head}{type(op).__name__}({', '.join(parts)}){where}"
-        )
-        for block in op.blocks():
+        blocks = op.blocks()
+        self.lines.append("  " * depth + f"{head}{verb}({', '.join(parts)})" + " {" * bool(blocks))
+        for number, block in enumerate(blocks):
+            if number:
+                self.lines.append("  " * depth + "} else {")
             for inner in block.ops:
                 self.op(inner, depth + 1)
-            self.lines.append("  " * depth + "end")
+        if blocks:
+            self.lines.append("  " * depth + "}")
+
+    def source(self, loc: Loc | None, depth: int) -> None:
+        """The user's line as a remark above the ops it made, once for neighbours."""
+        if loc is None or (loc.file, loc.line) == self.at:
+            return
+        self.at = (loc.file, loc.line)
+        text = linecache.getline(loc.file, loc.line).strip()
+        self.lines.append("  " * depth + f"# {loc.line}: {text}".rstrip(": "))
 
     def kernel(self, kernel: Kernel) -> str:
         args = ", ".join(
             f"{a.name}: {a.type if isinstance(a, TensorArg) else a.dtype}" for a in kernel.args
         )
-        params = ", ".join(f"{k}={v}" for k, v in kernel.params.items())
-        self.lines.append(f"kernel {kernel.name}({args}; {params}), {kernel.threads} threads")
+        params = "".join(f", {k}={v}" for k, v in kernel.params.items())
+        shape = f"{kernel.threads} threads, clusters of {kernel.cluster}"
+        self.lines.append(f"kernel {kernel.name}({args}{params}) {{  # {shape}")
         for op in kernel.body.ops:
             self.op(op, 1)
+        self.lines.append("}")
         return "\n".join(self.lines) + "\n"

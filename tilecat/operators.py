@@ -105,7 +105,7 @@ def matmul(a: Any, b: Any, out: Any = None) -> Any:
         out = empty(a, (m, n), left.dtype)
     config = choose_gemm(m, n, k, _num_sms(left.device))
     matmul_kernel(
-        left, right, out, tile_m=config.tile_m, tile_n=config.tile_n, stages=config.stages,
+        a, b, out, tile_m=config.tile_m, tile_n=config.tile_n, stages=config.stages,
         group=config.group(m),
     )
     return out
@@ -150,7 +150,7 @@ def attention(
     chosen = dim**-0.5 if scale is None else scale
     consumers = min(2 if dim == 128 else 3, max(1, math.ceil(length / 64)))
     attention_kernel(
-        query, key, value, out, lse, chosen, consumers=consumers, pingpong=consumers == 3
+        q, k, v, out, lse, chosen, consumers=consumers, pingpong=consumers == 3
     )
     return (out, lse) if return_lse else out
 

@@ -302,16 +302,20 @@ def test_printed_ir_is_the_kernel():
     first = body.__code__.co_firstlineno
     head, *printed = str(traced(body).kernel).splitlines()
     args = "X: gl[f32, M, N], Y: gl[f32, M, N], n: s32, s: f32"
-    assert head == f"kernel traced({args}; ), 128 threads"
-    start = next(i for i, text in enumerate(printed) if text.endswith(f"# {first + 1}"))
+    assert head == f"kernel traced({args}) {{  # 128 threads, clusters of 1"
+    start = next(i for i, text in enumerate(printed) if f"# {first + 1}: " in text)
     assert printed[start:] == [
-        f"    %gt: pred = Compare(%n, 3, name=gt)  # {first + 1}",
-        f"    When(%gt)  # {first + 1}",
-        f"      Map((%x, 2.0), %x, name=mul)  # {first + 2}",
-        "    end",
-        f"      MaskTail(%x, %n, value=0.5, axis=col)  # {first + 4}",
-        "    end",
-        "  end",
+        f"    # {first + 1}: with tc.when(k.n > 3):",
+        "    %gt: pred = Compare.gt(%n, 3)",
+        "    When(%gt) {",
+        f"      # {first + 2}: k.x *= 2.0",
+        "      Map.mul((%x, 2.0), %x)",
+        "    } else {",
+        f"      # {first + 4}: tc.mask_cols(k.x, k.n, 0.5)",
+        "      MaskTail(%x, %n, value=0.5, axis=col)",
+        "    }",
+        "  }",
+        "}",
     ]
 
 

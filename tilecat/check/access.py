@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from ..errors import Loc
 from ..ir import Kernel, Op, SharedRequest, Value
 from ..ops.memory import AllocShared
+from ..tiles import RegTileType, RegVecType
 
 
 @dataclass(frozen=True)
@@ -18,12 +19,16 @@ class TileAccess:
         op: the op's class: StoreShared, LoadShared, CopyByThreads.
         loc: the user's line.
         requests: its instructions, each with its worst warp request.
+        other: the register tile, vector or tensor on the other side.
+        made: the line where the shared tile was made.
     """
 
     name: str
     op: str
     loc: Loc | None
     requests: tuple[SharedRequest, ...]
+    other: str = ""
+    made: Loc | None = None
 
     @property
     def instruction(self) -> str:
@@ -51,18 +56,36 @@ def shared_accesses(kernel: Kernel) -> tuple[TileAccess, ...]:
     found = []
     for op in kernel.body.walk():
         if op.requests:
-            tile = _tile_of(op)
-            found.append(TileAccess(tile, type(op).__name__, op.loc, op.requests))
+            alloc = _allocation_of(op)
+            name = "" if alloc is None else alloc.name
+            scratch = getattr(op, "scratch", None) is not None
+            found.append(
+                TileAccess(
+                    "scratch" if scratch else name, type(op).__name__, op.loc, op.requests,
+                    _other_of(op), None if scratch or alloc is None else alloc.loc,
+                )
+            )  # fmt: skip
     return tuple(found)
 
 
-def _tile_of(op: Op) -> str:
-    """Name of the allocation behind the op's shared tile, or `scratch` between warps."""
+def _other_of(op: Op) -> str:
+    """Name and type of the registers, or of the tensor, that the shared tile meets."""
+    arg = op.stores or op.loads
+    if arg is not None:
+        return f"{arg.name}: {arg.type}"
+    for value in (*op.operands(), *op.results):
+        if isinstance(value.type, RegTileType | RegVecType):
+            return f"{value.name or op.label}: {value.type}"
+    return ""
+
+
+def _allocation_of(op: Op) -> AllocShared | None:
+    """The allocation behind the op's shared tile; None for `scratch` between warps."""
     if getattr(op, "scratch", None) is not None:
-        return "scratch"
+        return None
     value: Value | None = getattr(op, "shared", None) or getattr(op, "tile", None)
     while value is not None and value.op is not None:
         if isinstance(value.op, AllocShared):
-            return value.op.name
+            return value.op
         value = value.op.operands()[0]
-    return ""
+    return None

@@ -1,6 +1,6 @@
 """The command line: `tilecat --help`."""
 
-from . import bench, demo, doctor, kernels, machine, run
+from . import bench, demo, doctor, kernels, layout, machine, run
 from .app import main
 
-__all__ = ["bench", "demo", "doctor", "kernels", "machine", "main", "run"]
+__all__ = ["bench", "demo", "doctor", "kernels", "layout", "machine", "main", "run"]

@@ -12,11 +12,13 @@ from rich.table import Table
 from rich.text import Text
 
 from ..addresses import AddressTable
+from ..check import TileAccess, shared_accesses
 from ..codegen.module import PtxModule
 from ..driver import Compiled
-from ..errors import ResourceError
+from ..errors import Loc, ResourceError
 from ..runtime import cache
 from ..sim import Result
+from .app import make_table
 
 _MMA = re.compile(r"^\s*(?:@!?%?\w+\s+)?((?:wgmma\.mma_async|tcgen05\.mma|mma\.sync)[\w.:]*)", re.M)
 
@@ -89,6 +91,38 @@ def facts(compiled: Compiled) -> list[tuple[str, str]]:
     ]
 
 
+def access_rows(accesses: Sequence[TileAccess]) -> list[tuple[str, ...]]:
+    """Accesses of threads to shared tiles, equal ones together.
+
+    Each: op, its line, the shared tile, its line, the other side, instructions, width, degree.
+    """
+    rows: Counter[tuple[str, ...]] = Counter()
+    for access in accesses:
+        names = Counter(request.instruction for request in access.requests)
+        many = ", ".join(f"{count} {name}" for name, count in names.items())
+        tile = access.name or "of a peer"
+        degree = f"{access.ways:g}-way"
+        rows[
+            access.op, _place(access.loc), tile, _place(access.made), access.other, many,
+            str(access.width_bytes), degree,
+        ] += 1  # fmt: skip
+    return [(f"{count} x {op}" if count > 1 else op, *rest) for (op, *rest), count in rows.items()]
+
+
+def _place(loc: Loc | None) -> str:
+    return "" if loc is None else _short(f"{loc.file}:{loc.line}")
+
+
+def access_table(accesses: Sequence[TileAccess]) -> Table:
+    """The same as a table."""
+    title = "accesses of threads to shared memory, from the layouts alone"
+    names = ("op", "line", "tile", "made", "other side", "a warp")
+    table = make_table(*names, title=title, right=("bytes", "conflicts"))
+    for row in access_rows(accesses):
+        table.add_row(*map(Text, row))
+    return table
+
+
 def conflict_lines(results: Sequence[Result]) -> list[str]:
     """Bank conflicts of each shared-memory access of some runs, by the user's line."""
     worst: dict[tuple[str, str], float] = {}
@@ -132,3 +166,6 @@ def show(
     if path is not None:
         table.add_row("ptx", Text(str(path)))
     out.print(table)
+    accesses = shared_accesses(compiled.kernel)
+    if accesses:
+        out.print(access_table(accesses))

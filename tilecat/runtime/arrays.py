@@ -103,6 +103,28 @@ def empty(like: Any, shape: tuple[int, ...], dtype: str) -> Any:
     )
 
 
+def call_key(args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """What a launch depends on, when every array is a torch tensor on a GPU; else None.
+
+    Two calls of one key meet the same memory in the same layout: what held for one, that nothing
+    overlaps and TMA reaches it, holds for the other. 1.2 us for three tensors.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return None
+    tensor, found = torch.Tensor, []
+    for arg in args:
+        if type(arg) is tensor:
+            if not arg.is_cuda:
+                return None
+            found.append((arg.data_ptr(), arg.shape, arg.stride(), arg.dtype))
+        elif type(arg) in (int, float):
+            found.append((type(arg), arg or repr(arg)))  # 0.0 and -0.0 differ
+        else:
+            return None
+    return tuple(found)
+
+
 def overlaps(a: ArrayView, b: ArrayView) -> bool:
     """Whether two views share a byte; interleaved slices of one array do not.
 

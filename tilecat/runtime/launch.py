@@ -114,6 +114,36 @@ class Launcher:
             ResourceError: no driver, no GPU, a GPU the kernel is not for, an error of the launch.
             LayoutError: an array that TMA cannot reach.
         """
+        self._run(self._block(args), args, stream, grid)
+
+    def prepare(self, args: Sequence[Any]) -> Callable[[Any], None]:
+        """A call with these very torch tensors, made ready: `call(stream)` only launches.
+
+        Args:
+            args: as for a call. No tensor is kept: who calls it knows that their memory is there.
+        """
+        block = self._block(args)
+        if self._first is None:
+            return lambda stream: self._run(block, args, stream, None)
+        kind = type(args[self._first].array)
+        current = _stream_getters.get(kind) or _stream_getter(args[self._first].array)
+        index, context = block.loaded.gpu.index, block.loaded.gpu.context
+        extents = block.loaded.grid
+
+        def call(stream: Any) -> None:
+            handle = current(None, index) if stream is None else stream_handle(stream)
+            error, now = cuda.cuCtxGetCurrent()
+            if error or int(now) != context:
+                with driver.made_current(block.loaded.gpu):
+                    status = self._launch(block, extents, handle)
+            else:
+                status = self._launch(block, extents, handle)
+            if status:
+                raise driver.error(f"launch {self.module.entry} on cuda:{index}", status)
+
+        return call
+
+    def _block(self, args: Sequence[Any]) -> _Block:
         # Zero is spelled out: 0.0 and -0.0 are equal, and not the same parameter.
         key = tuple(
             [
@@ -123,7 +153,9 @@ class Launcher:
                 for a in args
             ]
         )
-        block = self._blocks.get(key) or self._prepare(key, args)
+        return self._blocks.get(key) or self._prepare(key, args)
+
+    def _run(self, block: _Block, args: Sequence[Any], stream: Any, grid: Grid | None) -> None:
         loaded = block.loaded
         if stream is None:
             handle = 0 if self._first is None else _stream_of(args[self._first].array, loaded.gpu)
