@@ -370,7 +370,7 @@ class _Printer:
             return
         self.at = (loc.file, loc.line)
         text = linecache.getline(loc.file, loc.line).strip()
-        self.lines.append("  " * depth + f"# {loc.line}: {text}".rstrip(": "))
+        self.lines.append("  " * depth + f"# {loc.line}: {text}".rstrip())
 
     def kernel(self, kernel: Kernel) -> str:
         args = ", ".join(
