@@ -90,6 +90,30 @@ def vectors(axis: str, length: int) -> MemoryCase:
     )  # fmt: skip
 
 
+def halves(dtype: str, axis: str) -> MemoryCase:
+    """bf16 and f16 in memory, f32 in registers: exact on the way in, rounded on the way out."""
+    kind = by_name(dtype)
+
+    def converts(X: gl[kind, "N"], Y: gl[kind, "N"], Z: gl[kind, "N"]):
+        with tc.warpgroup():
+            vec = tc.shared(sv[kind, 64])
+            x = tc.load(X[0], rv[f32, 64, axis])
+            tc.store(vec, x * 1.0009765625)
+            tc.sync()
+            tc.store(Y[0], tc.load(vec, rv[f32, 64, axis]))
+            tc.store(Z[0], x * 1.0009765625)
+
+    def expected(a: dict[str, Any]) -> dict[str, Any]:
+        wide = (a["X"].astype(np.float32) * np.float32(1.0009765625)).astype(kind.numpy)
+        return {"Y": wide, "Z": wide}
+
+    return MemoryCase(
+        f"registers halves {dtype} {axis}", tc.kernel(converts),
+        lambda: {"X": (numbers((60,), "f32") / 7).astype(kind.numpy), "Y": zeros((60,), dtype),
+                 "Z": zeros((60,), dtype)}, expected,
+    )  # fmt: skip
+
+
 def gathers(dtype: str, what: str) -> MemoryCase:
     """Rows, columns or elements by an index vector; scattered to other places."""
     kind = by_name(dtype)
@@ -283,6 +307,7 @@ CASES = (
     filled("s32", -7), filled("u8", 3),
     *(vectors(axis, n) for axis, n in (("row", 64), ("col", 64), ("col", 24), ("plain", 64),
                                        ("plain", 300), ("row", 192))),
+    *(halves(d, axis) for d in ("bf16", "f16") for axis in ("row", "col", "plain")),
     *(gathers(d, "rows") for d in ("f32", "bf16", "u8")),
     *(gathers(d, "columns") for d in ("f32", "f16")), gathers("f32", "elements"),
     gathers("s32", "elements"),

@@ -145,7 +145,7 @@ RULES = (
          "got sv[f32, 64] and rv[f32, 128]"),
     Rule(lambda k: tc.load(tile(sv[s32, 64]), rv[f32, 64]), DTypeError,
          "load: dtypes must agree, got sv[s32, 64] and rv[f32, 64]",
-         "register vectors have 32-bit elements: use an f32 or s32 shared vector"),
+         "f32 registers take f32, bf16 and f16; s32 take s32"),
     # atomics
     Rule(lambda k: tc.atomic_min(k.A[0, 0], tc.full(TILE, 0.0)), DTypeError,
          "atomic_min: combines s32, u32, got rt[f32, 64, 64]"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..builder import add, assigned_name, current
-from ..dtypes import DType
+from ..dtypes import DType, f32
 from ..errors import DTypeError, LayoutError
 from ..ir import Value
 from ..ops.cluster import LoadPeer, StorePeer
@@ -71,7 +71,7 @@ def load(
             `A[row, col]`, `A[rows, col]` with an s32 vector of rows to gather, `starts[b]`.
         kind: the registers' type: `rt[f32, 64, 64]`, `rv[f32, 64]`; for a place also f32, s32 or
             u32, for one element. Without one a shared tile keeps its shape, a shared vector
-            becomes a row vector.
+            becomes a row vector. An f32 vector takes bf16 and f16 from memory, exactly.
         order: for a shared tile, the fragment: "row", or "col" for the B operand of a warp's mma.
         fill: for a place, what elements outside the tensor are.
 
@@ -85,7 +85,8 @@ def load(
         return _load_peer(source, kind, order)
     if isinstance(source, SharedVec):
         if kind is None:
-            kind = RegVecType(source.type.dtype, source.type.length)
+            dtype = source.type.dtype
+            kind = RegVecType(f32 if dtype.bits < 32 else dtype, source.type.length)
         return wrap(add(LoadVector(source.value, held_by_scope(kind, "load"))).result)
     return wrap(add(LoadShared(tile_of(source, "load"), order)).result)
 

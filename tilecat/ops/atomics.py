@@ -59,6 +59,8 @@ class AtomicGlobal(GlobalAccess):
             raise LayoutError(f"{name}: wanted a whole vector, got {kind}")
         check_place(name, kind, self.arg, self.coords)
         assert isinstance(kind, RegTileType | RegVecType), "checked"
+        if kind.dtype != self.arg.type.dtype:
+            raise DTypeError(f"{name}: {self.arg.name} holds {self.arg.type.dtype}, got {kind}")
         check_dtype(self.operation, kind)
         return ()
 
@@ -150,7 +152,7 @@ class AtomicVector(VectorMove):
 
     def infer(self) -> tuple[TileType, ...]:
         """Nothing; lengths and dtypes must agree."""
-        self.check(self.vector.type)
+        self.check(self.vector.type, exact=True)
         assert isinstance(self.vector.type, RegVecType), "checked"
         check_dtype(self.operation, self.vector.type)
         return ()

@@ -24,10 +24,13 @@ from .places import (
     Place,
     Steps,
     element_address,
+    fits_vector,
     held,
     inside,
+    narrow,
     owner,
     place_of,
+    widen,
     window,
 )
 from .scalar import Operand, require_s32
@@ -44,7 +47,7 @@ def check_place(name: str, kind: TileType, arg: TensorArg, coords: tuple[Operand
     """
     if not isinstance(kind, RegTileType | RegVecType):
         raise LayoutError(f"{name}: between registers and a tensor, got {kind}")
-    if kind.dtype != arg.type.dtype:
+    if kind.dtype != arg.type.dtype and not fits_vector(kind, arg.type.dtype):
         raise DTypeError(
             f"{name}: {arg.name} holds {arg.type.dtype}, got {kind}",
             hint="convert in registers: tc.cast(x, dtype)",
@@ -180,7 +183,7 @@ class GlobalAccess(Op):
         with w.nested():
             place, steps = self.place(w, kind)
             per = run * kind.dtype.bits // 32
-            suffix = memory_kind(kind) if kind.dtype.bits == 32 else "b32"
+            suffix = memory_kind(kind.dtype) if kind.dtype.bits == 32 else "b32"
             for index in range(0, len(registers), per):
                 part = registers[index : index + per]
                 address = self._near(w, place, steps[run * index // per])
@@ -254,6 +257,11 @@ class LoadGlobal(GlobalAccess):
         per = 32 // kind.dtype.bits
         for index, register in enumerate(registers):
             mine = steps[per * index : per * (index + 1)]
+            if self.kind.dtype != self.arg.type.dtype:
+                half = w.new("b16", "half")
+                self._load(w, place, mine[0], half)
+                widen(w, register, half, element_dtype(self.arg))
+                continue
             if per == 1:
                 self._load(w, place, mine[0], register)
                 continue
@@ -263,8 +271,9 @@ class LoadGlobal(GlobalAccess):
             join(w, register, parts)
 
     def _load(self, w: Any, place: Place, step: Steps, register: str) -> None:
-        kind = memory_kind(self.kind)
-        value = number_text(self.fill, self.kind.dtype)
+        dtype = element_dtype(self.arg)
+        kind = memory_kind(dtype)
+        value = number_text(self.fill, dtype)
         w.line(ptx.alu(f"mov.{'b32' if kind == 'b8' else kind}", register, value))
         w.line(ptx.ld_global(kind, register, place.address(step)), pred=place.mask(step))
 
@@ -352,17 +361,26 @@ class StoreGlobal(GlobalAccess):
         self, w: Any, tile: RegTileType | RegVecType, registers: tuple[str, ...]
     ) -> None:
         place, steps = self.place(w, tile)
-        kind, mine = memory_kind(tile), owner(w, tile)
+        kind, mine = memory_kind(element_dtype(self.arg)), owner(w, tile)
         per = 32 // tile.dtype.bits
         for index, register in enumerate(registers):
-            for part, step in zip(split(w, register, per), steps[per * index :], strict=False):
+            parts = split(w, register, per)
+            if tile.dtype != self.arg.type.dtype:
+                parts = [narrow(w, register, element_dtype(self.arg))]
+            for part, step in zip(parts, steps[per * index :], strict=False):
                 mask = w.both(w.both(place.mask(step), mine), held(w, tile, index))
                 w.line(ptx.st_global(kind, place.address(step), part), pred=mask)
 
 
-def memory_kind(kind: RegTileType | RegVecType) -> str:
+def memory_kind(dtype: dtypes.DType) -> str:
     """Type of one element in `ld` and `st`: that of its register."""
-    return "f32" if kind.dtype.name == "f32" else f"b{kind.dtype.bits}"
+    return "f32" if dtype.name == "f32" else f"b{dtype.bits}"
+
+
+def element_dtype(arg: TensorArg) -> dtypes.DType:
+    """A tensor's element type."""
+    assert isinstance(arg.type.dtype, dtypes.DType), "resolved before tracing"
+    return arg.type.dtype
 
 
 @dataclass(eq=False)

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from ..dtypes import DType
+from ..dtypes import DType, f32
 from ..ir import TensorArg, Value
 from ..ptx import instructions as ptx
 from ..ptx import transfers
-from ..tiles import RegTileType, RegVecType
+from ..tiles import RegTileType, RegVecType, TileType
 from .elementwise import element_sources
 from .scalar import Operand
 
@@ -281,3 +281,32 @@ def held(w: Any, kind: RegTileType | RegVecType, index: int) -> str | None:
     test = w.new("pred", "held")
     w.line(ptx.alu("setp.lt.u32", test, w.rank(kind.warps), left))
     return str(test)
+
+
+# Elements of two bytes that an f32 register vector takes and gives, and how each is made of f32.
+HALVES = {"bf16": "cvt.rn.bf16.f32", "f16": "cvt.rn.f16.f32"}
+
+
+def fits_vector(kind: TileType, dtype: object) -> bool:
+    """Whether a register vector takes elements of a dtype: its own, or halves as f32."""
+    if not isinstance(kind, RegVecType):
+        return False
+    return kind.dtype == dtype or kind.dtype == f32 and getattr(dtype, "name", "") in HALVES
+
+
+def widen(w: Any, register: str, half: str, dtype: DType) -> None:
+    """`register = half`, exact: a bf16 is the upper half of an f32."""
+    if dtype.name == "f16":
+        w.line(ptx.alu("cvt.f32.f16", register, half))
+        return
+    zero, bits = w.new("b16", "zero"), w.new("b32", "bits")
+    w.line(ptx.alu("mov.b16", zero, 0))
+    w.line(ptx.alu("mov.b32", bits, ptx.vector([zero, half])))
+    w.line(ptx.alu("mov.b32", register, bits))
+
+
+def narrow(w: Any, register: str, dtype: DType) -> str:
+    """A half rounded to nearest even from an f32 register."""
+    half = w.new("b16", "half")
+    w.line(ptx.alu(HALVES[dtype.name], half, register))
+    return str(half)

@@ -7,11 +7,25 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ..dtypes import DType
 from ..errors import DTypeError, LayoutError
-from ..ir import TILE_SCOPES, Access, Effect, Op, Scope, Value, attribute, operand
+from ..ir import (
+    TILE_SCOPES,
+    Access,
+    Effect,
+    Op,
+    Scope,
+    SharedRequest,
+    Value,
+    attribute,
+    operand,
+)
+from ..layouts import bank_conflicts
+from ..layouts.banks import WARP
 from ..ptx import instructions as ptx
 from ..tiles import RegVecType, SharedVecType, TileType
-from .places import held, lane_start, owner
+from .global_memory import memory_kind
+from .places import fits_vector, held, lane_start, narrow, owner, widen
 
 
 @dataclass(eq=False)
@@ -21,8 +35,8 @@ class VectorMove(Op):
     scopes: ClassVar[tuple[Scope, ...]] = TILE_SCOPES
     shared: Value = operand()
 
-    def check(self, kind: TileType) -> None:
-        """One length and one 32-bit dtype.
+    def check(self, kind: TileType, *, exact: bool = False) -> None:
+        """One length and one dtype; f32 registers take halves too, unless `exact`.
 
         Raises:
             LayoutError: not two vectors, or lengths that differ.
@@ -35,27 +49,49 @@ class VectorMove(Op):
                 f"{self.label}: a shared vector and a whole register vector of its length, "
                 f"got {mine} and {kind}"
             )
-        if mine.dtype != kind.dtype:  # type: ignore[union-attr]
+        same = mine.dtype == kind.dtype  # type: ignore[union-attr]
+        if not same and (exact or not fits_vector(kind, mine.dtype)):
             raise DTypeError(
                 f"{self.label}: dtypes must agree, got {mine} and {kind}",
-                hint="register vectors have 32-bit elements: use an f32 or s32 shared vector",
+                hint="f32 registers take f32, bf16 and f16; s32 take s32",
             )
 
     def addresses(self, w: Any, kind: RegVecType) -> list[str]:
         """Where each of this thread's values lies."""
         base, start = w.address(self.shared), lane_start(w, kind)
-        first = w.new("b32", "first")
-        w.line(ptx.alu("mad.lo.u32", first, start, 4, w.materialize(base)))
+        first, nbytes = w.new("b32", "first"), self.dtype.nbytes
+        w.line(ptx.alu("mad.lo.u32", first, start, nbytes, w.materialize(base)))
         places = kind.layout.position(0, np.arange(kind.registers))
-        return [f"{first}+{4 * int(p)}" for p in places]
+        return [f"{first}+{nbytes * int(p)}" for p in places]
+
+    @property
+    def dtype(self) -> DType:
+        """Element type in shared memory."""
+        assert isinstance(self.shared.type, SharedVecType), "checked in infer"
+        return self.shared.type.dtype
+
+    def requests_of(self, instruction: str, kind: RegVecType) -> tuple[SharedRequest, ...]:
+        """One request a value: the warp's with the most wavefronts."""
+        nbytes, threads = self.dtype.nbytes, np.arange(32 * kind.warps)
+        found = []
+        for index in range(kind.registers):
+            offsets = nbytes * kind.layout.position(threads, index).reshape(-1, WARP)
+            worst = max(bank_conflicts(warp, nbytes) for warp in offsets)
+            found.append(SharedRequest(instruction, nbytes, worst, 1))
+        return tuple(found)
 
 
 @dataclass(eq=False)
 class LoadVector(VectorMove):
-    """A new register vector with the contents of a shared one."""
+    """A new register vector with the contents of a shared one; halves become f32, exactly."""
 
     verb: ClassVar[str] = "load"
     kind: RegVecType = attribute()
+
+    @property
+    def requests(self) -> tuple[SharedRequest, ...]:
+        """Its loads, with their bank conflicts."""
+        return self.requests_of("ld.shared", self.kind)
 
     def infer(self) -> tuple[TileType, ...]:
         """The type given."""
@@ -68,18 +104,30 @@ class LoadVector(VectorMove):
 
     def emit(self, w: Any) -> None:
         """`ld.shared`, one a value."""
-        suffix = "f32" if self.kind.dtype.name == "f32" else "b32"
-        places = self.addresses(w, self.kind)
+        places, suffix = self.addresses(w, self.kind), memory_kind(self.dtype)
         for index, (register, place) in enumerate(zip(w.regs(self.result), places, strict=True)):
-            w.line(ptx.ld_shared(suffix, register, place), pred=held(w, self.kind, index))
+            there = held(w, self.kind, index)
+            if self.dtype == self.kind.dtype:
+                w.line(ptx.ld_shared(suffix, register, place), pred=there)
+                continue
+            half = w.new("b16", "half")
+            w.line(ptx.alu("mov.b16", half, 0))
+            w.line(ptx.ld_shared("b16", half, place), pred=there)
+            widen(w, register, half, self.dtype)
 
 
 @dataclass(eq=False)
 class StoreVector(VectorMove):
-    """`shared = vector`; copies of a value are stored once."""
+    """`shared = vector`, f32 rounded to halves; copies of a value are stored once."""
 
     verb: ClassVar[str] = "store"
     vector: Value = operand()
+
+    @property
+    def requests(self) -> tuple[SharedRequest, ...]:
+        """Its stores, with their bank conflicts."""
+        assert isinstance(self.vector.type, RegVecType), "checked in infer"
+        return self.requests_of("st.shared", self.vector.type)
 
     def infer(self) -> tuple[TileType, ...]:
         """Nothing; lengths and dtypes must agree."""
@@ -94,8 +142,10 @@ class StoreVector(VectorMove):
         """`st.shared`, one a value."""
         kind = self.vector.type
         assert isinstance(kind, RegVecType), "checked in infer"
-        suffix, mine = "f32" if kind.dtype.name == "f32" else "b32", owner(w, kind)
+        suffix, mine = memory_kind(self.dtype), owner(w, kind)
         places = self.addresses(w, kind)
         for index, (register, place) in enumerate(zip(w.regs(self.vector), places, strict=True)):
             there = w.both(mine, held(w, kind, index))
+            if self.dtype != kind.dtype:
+                register = narrow(w, register, self.dtype)
             w.line(ptx.st_shared(suffix, place, register), pred=there)
