@@ -138,7 +138,7 @@ PLAIN = SharedTileType(bf16, 64, 64, "row", 0)  # no swizzle
     [
         (st[bf16, 64, 64], 1), (st[bf16, 64, 64, "col"], 1), (st[f16, 64, 16], 1),
         (st[bf16, 64, 32], 1), (PLAIN, 8),
-        (st[f32, 64, 32], 2),  # rows 2r and 2r + 1 of a half warp meet in two 16-byte chunks
+        (st[f32, 64, 32], 1),  # odd rows trade accesses with even ones
         (st[f32, 64, 32, "col"], None),
     ],
     ids=str,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
 from operator import xor
 from typing import Any
@@ -44,6 +44,23 @@ class Access:
 
 
 @dataclass(frozen=True)
+class Exchange:
+    """Accesses n and n ^ distance trade their elements in threads whose number has the bit set.
+
+    Example: f32 in a 128-byte swizzle, two elements an access. Rows r and r + 1 of one access lie
+    in the same 32 bytes of the banks, their chunks exchanged by the swizzle: 2 ways. If odd rows
+    (thread bit 2) do access n ^ 2, the neighbouring 8 columns, first, all lie apart.
+    """
+
+    distance: int
+    bit: int
+
+    def trades(self, thread: Any) -> Any:
+        """Whether a thread trades; int or array."""
+        return thread >> self.bit & 1
+
+
+@dataclass(frozen=True)
 class AccessPlan:
     """The instructions that move a register tile to or from a shared tile.
 
@@ -69,6 +86,7 @@ class AccessPlan:
         accesses: the instructions.
         wavefronts: of the whole tile, one warp.
         ideal_wavefronts: without bank conflicts.
+        exchange: None, or which accesses trade elements, and in which threads; see `Exchange`.
     """
 
     kind: str
@@ -81,6 +99,7 @@ class AccessPlan:
     accesses: tuple[Access, ...]
     wavefronts: int
     ideal_wavefronts: int
+    exchange: Exchange | None = None
 
     def chunk_offset(self, thread: Any) -> Any:
         """The part of the offset inside a line, before the flip; int or array."""
@@ -126,6 +145,7 @@ def plan_access(
     row: int = 0,
     col: int = 0,
     matrices: bool = True,
+    exchange: bool = False,
 ) -> AccessPlan:
     """The fewest instructions that move a register tile to or from a shared tile.
 
@@ -135,6 +155,7 @@ def plan_access(
         row: first row of the register tile in the shared tile.
         col: first column.
         matrices: whether ldmatrix or stmatrix may be used.
+        exchange: whether accesses may trade elements between themselves, for the banks' sake.
 
     Raises:
         LayoutError: dtypes differ in size, the register tile does not fit at (row, col), or
@@ -148,7 +169,29 @@ def plan_access(
     offsets = _offsets(registers, shared, row, col)
     elems = _vector_elems(offsets, registers)
     width = elems * registers.dtype.nbytes
-    return _plan("plain", shared, offsets[::elems], elems, width)
+    plan = _plan("plain", shared, offsets[::elems], elems, width)
+    if exchange and plan.wavefronts > plan.ideal_wavefronts:
+        return _exchanged(plan, shared, offsets[::elems])
+    return plan
+
+
+def _exchanged(plan: AccessPlan, shared: SharedLayout, offsets: np.ndarray) -> AccessPlan:
+    """The plan with the first exchange that leaves no conflict; the plan itself if none does."""
+    count, threads = len(offsets), np.arange(offsets.shape[1])
+    for distance in (1 << k for k in range((count - 1).bit_length())):
+        if count % (2 * distance):
+            continue
+        for bit in range((WARP - 1).bit_length()):
+            trade = Exchange(distance, bit)
+            other = offsets[np.arange(count) ^ distance]
+            moved = np.where(trade.trades(threads), other, offsets)
+            try:
+                found = _plan("plain", shared, moved, plan.elements, plan.width_bytes)
+            except LayoutError:  # the traded offsets are not linear in the thread's bits
+                continue
+            if found.wavefronts == found.ideal_wavefronts:
+                return replace(found, exchange=trade)
+    return plan
 
 
 def _check_fit(registers: RegisterLayout, shared: SharedLayout, row: int, col: int) -> None:

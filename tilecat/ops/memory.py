@@ -15,7 +15,7 @@ from ..layouts.access import MATRIX_ROWS
 from ..layouts.banks import WARP
 from ..ptx import instructions as ptx
 from ..tiles import BytesType, RegTileType, SharedTileType, SharedVecType, TileType
-from .elements import PACK, pack
+from .elements import PACK, pack, register_kind
 from .scalar import Operand
 
 WARPGROUP_THREADS = 128
@@ -112,7 +112,7 @@ def _plan(name: str, register: RegTileType, shared: SharedTileType) -> AccessPla
     Raises:
         LayoutError: elements of a 16-bit tile that share a register lie apart in the shared tile.
     """
-    plan = plan_access(register.layout, shared.layout)
+    plan = plan_access(register.layout, shared.layout, exchange=True)
     if plan.elements * register.dtype.bits < 32:
         raise LayoutError(
             f"{name}: no instruction moves halves of registers, got {register} and {shared}",
@@ -141,6 +141,29 @@ def registers_of_access(
     per_register = 32 // kind.dtype.bits
     first = access.index // per_register
     return registers[first : first + plan.elements // per_register]
+
+
+def trade(
+    w: Any,
+    kind: RegTileType,
+    plan: AccessPlan,
+    parts: list[tuple[str, ...]],
+    targets: list[tuple[str, ...]] | None = None,
+) -> list[tuple[str, ...]]:
+    """The registers of each access after a plan's exchange; into `targets`, or new ones."""
+    if plan.exchange is None:
+        return parts
+    register, bit = register_kind(kind.dtype), 1 << plan.exchange.bit
+    masked, trades = w.new("b32", "bit"), w.new("pred", "trades")
+    w.line(ptx.alu("and.b32", masked, w.tid(), bit))
+    w.line(ptx.alu("setp.ne.u32", trades, masked, 0))
+    if targets is None:
+        targets = [tuple(w.new(register, "traded") for _ in part) for part in parts]
+    for number, (target, mine) in enumerate(zip(targets, parts, strict=True)):
+        others = parts[number ^ plan.exchange.distance]
+        for result, other, own in zip(target, others, mine, strict=True):
+            w.line(ptx.alu(f"selp.{register}", result, other, own, trades))
+    return targets
 
 
 def plain_access(
@@ -211,13 +234,14 @@ class StoreShared(Op):
         first = self.first_col * source.dtype.bits // 64
         registers = w.regs(self.register)[first:]
         addresses = w.access_addresses(self.shared, plan)
-        for access, address in zip(plan.accesses, addresses, strict=True):
+        parts = [registers_of_access(registers, self._stored(), a, plan) for a in plan.accesses]
+        if not rounds:
+            parts = trade(w, self._stored(), plan, parts)
+        for access, address, part in zip(plan.accesses, addresses, parts, strict=True):
             if rounds:
                 elements = registers[access.index : access.index + plan.elements]
                 part = tuple(w.new("b32", "packed") for _ in range(plan.elements // 2))
                 pack(w, self._stored().dtype, elements, part)
-            else:
-                part = registers_of_access(registers, self._stored(), access, plan)
             if plan.kind == "matrix":
                 w.line(ptx.stmatrix(address, part, transpose=plan.trans))
             else:
@@ -273,10 +297,15 @@ class LoadShared(Op):
         kind, plan = self.result.type, self.plan()
         assert isinstance(kind, RegTileType), "inferred"
         addresses = w.access_addresses(self.shared, plan)
-        for access, address in zip(plan.accesses, addresses, strict=True):
-            part = registers_of_access(w.regs(self.result), kind, access, plan)
+        wanted = [registers_of_access(w.regs(self.result), kind, a, plan) for a in plan.accesses]
+        parts = wanted
+        if plan.exchange is not None:
+            register = register_kind(kind.dtype)
+            parts = [tuple(w.new(register, "loaded") for _ in part) for part in wanted]
+        for address, part in zip(addresses, parts, strict=True):
             if plan.kind == "matrix":
                 w.line(ptx.ldmatrix(part, address, transpose=plan.trans))
             else:
                 suffix, place, target = plain_access(kind, address, part)
                 w.line(ptx.ld_shared(suffix, target, place))
+        trade(w, kind, plan, parts, wanted)
