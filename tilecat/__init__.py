@@ -16,7 +16,7 @@ from .errors import (
     SyncError,
     TileError,
 )
-from .language.atomics import atomic_add, atomic_max, atomic_min
+from .language.atomics import atomic_add, atomic_max, atomic_min, turn
 from .language.barriers import (
     barrier,
     barrier_arrive,
@@ -268,6 +268,7 @@ __all__ = [
     "TileError",
     "total",
     "transpose",
+    "turn",
     "u32",
     "u8",
     "var",

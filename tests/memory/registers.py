@@ -214,6 +214,38 @@ def atomic_global(operation: str, dtype: str) -> MemoryCase:
     return MemoryCase(f"atomic {operation} {dtype}", tc.kernel(combines), arrays, expected, grid=3)
 
 
+def in_turns(how: str) -> MemoryCase:
+    """Sums of large and small numbers, whose rounding tells the order of the CTAs."""
+
+    def adds(X: gl[f32, "M", "N"], Y: tc.inout[f32, "P", "N"], turns: tc.inout[s32, 2]):
+        with tc.warpgroup():
+            tile = tc.shared(st[f32, 64, 32])
+            x = tc.load(X[tc.cta_id(), 0], rt[f32, 64, 32])
+            tc.store(tile, x)
+            tc.sync()
+            with tc.turn(turns.at(1), tc.cta_id()):
+                if how == "tma":
+                    tc.store_add_async(Y[0, 0], tile)
+                    tc.store_wait(read=False)
+                elif how == "atomic":
+                    tc.atomic_add(Y[0, 0], x)
+                else:
+                    tc.store(Y[0, 0], tc.load(Y[0, 0], rt[f32, 64, 32]) + x)
+
+    def arrays() -> dict[str, Any]:
+        x = np.random.default_rng(3).standard_normal((4, 64, 32)).astype(np.float32)
+        x *= np.array([1e6, 1, 1e-3, 1e5], np.float32)[:, None, None]
+        return {"X": x.reshape(256, 32), "Y": zeros((64, 32), "f32"), "turns": zeros((2,), "s32")}
+
+    def expected(a: dict[str, Any]) -> dict[str, Any]:
+        y = a["Y"].copy()
+        for part in a["X"].reshape(4, 64, 32):
+            y = y + part
+        return {"Y": y, "turns": np.array([0, 4])}
+
+    return MemoryCase(f"turns {how}", tc.kernel(adds), arrays, expected, grid=4)
+
+
 def atomic_shared(operation: str, dtype: str, order: str = "row") -> MemoryCase:
     """Two warpgroups combine their tiles and vectors in one shared place."""
     kind = by_name(dtype)
@@ -316,7 +348,7 @@ CASES = (
     *(atomic_global(o, d) for o in ("min", "max") for d in ("s32", "u32")),
     *(atomic_shared("add", d) for d in ("f32", "s32", "bf16", "f16")),
     atomic_shared("add", "f32", "col"), atomic_shared("min", "s32"), atomic_shared("max", "u32"),
-    scalars(),
+    scalars(), *(in_turns(how) for how in ("tma", "atomic", "store")),
     *(matrices(d, r, c, o, g) for d in ("bf16", "f16")
       for r, c in ((64, 64), (64, 32), (128, 64), (64, 16)) for o in ("row", "col")
       for g in (("row",) if c == 16 or c == 32 else ("row", "col"))),

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from ..builder import add
 from ..errors import LayoutError
 from ..ops.atomics import AtomicGlobal, AtomicShared, AtomicVector
+from ..ops.sync import FenceAsync
+from ..ops.turns import Turn
 from ..tiles import RegTileType
+from .scalars import operand_of
 from .values import Registers, SharedTile, SharedVec
 from .views import GlobalTile
 
@@ -33,6 +38,33 @@ def atomic_min(destination: Any, source: Any) -> None:
 def atomic_max(destination: Any, source: Any) -> None:
     """`destination = max(destination, source)`, of s32 and u32; as `atomic_add`."""
     _atomic("max", destination, source)
+
+
+@contextmanager
+def turn(counter: GlobalTile, number: Any) -> Iterator[None]:
+    """`with tc.turn(counters.at(i), n):` what CTAs do here happens in the order of their numbers.
+
+    For sums that come out the same each time: `tc.store_add_async` and `tc.atomic_add` add in no
+    fixed order, in turns they do. The counter is zero before the launch; the holder of number 0
+    goes first, and leaves 1. What is asynchronous inside ends inside: `tc.store_wait(read=False)`.
+    A number's holder must not need one that starts later: take them in the order of `tc.cta_id()`.
+
+    Args:
+        counter: an element of an `inout` tensor of s32.
+        number: whose turn it is, each once.
+
+    Scope: thread, warp, warpgroup. PTX: `ld.acquire.gpu`, `st.release.gpu`.
+    """
+    if not isinstance(counter, GlobalTile):
+        raise LayoutError(f"turn: the counter is an element of a tensor, got {counter!r}",
+                          hint="with tc.turn(counters.at(i), number):")
+    coords, _ = counter.element()
+    whose = operand_of(number, "turn")
+    add(Turn(coords, counter.arg, whose, True))
+    add(FenceAsync("global"))
+    yield
+    add(FenceAsync("global"))
+    add(Turn(coords, counter.arg, whose, False))
 
 
 def _atomic(operation: str, destination: Any, source: Any) -> None:

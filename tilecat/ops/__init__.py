@@ -47,6 +47,7 @@ from .sync import (
     WarpSync,
 )
 from .tma import BulkLoad, BulkStore, BulkWait, TmaLoad, TmaPrefetch, TmaStore
+from .turns import Turn
 from .views import ViewRegisters
 
 ALL_OPS: tuple[type[Op], ...] = (
@@ -61,7 +62,7 @@ ALL_OPS: tuple[type[Op], ...] = (
     CopyByThreads, CopyAsync, CopyGroup, CopyArrive, AtomicGlobal, AtomicShared, AtomicVector,
     Mma, WarpMma, MmaWait, ViewRegisters,
     ChangeLayout, AllocRegisters, Map, Fill, MaskTail, Reduce, ReduceVector, Total, Cast, Inline,
-    Print, DeviceAssert,
+    Print, DeviceAssert, Turn,
 )  # fmt: skip
 
 __all__ = [op.__name__ for op in ALL_OPS] + ["ALL_OPS"]

@@ -154,6 +154,16 @@ def st_cluster(kind: str, address: str, src: str) -> str:
     return f"st.shared::cluster.{kind} [{address}], {src};"
 
 
+def ld_acquire(kind: str, dst: str, address: str) -> str:
+    """Load from global memory that other CTAs' releases order (9.7.9.8)."""
+    return f"ld.acquire.gpu.global.{kind} {dst}, [{address}];"
+
+
+def st_release(kind: str, address: str, src: str) -> str:
+    """Store to global memory after all that this thread did, for the whole GPU (9.7.9.11)."""
+    return f"st.release.gpu.global.{kind} [{address}], {src};"
+
+
 def fence(scope: str) -> str:
     """Order this thread's accesses for others in a scope: cta, cluster, gpu, sys (9.7.13.4)."""
     return f"fence.acq_rel.{scope};"
