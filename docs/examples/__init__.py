@@ -1,0 +1,15 @@
+"""Families of the language reference, each with its names and examples."""
+
+from .basics import BASICS, CONTROL, ERRORS, TYPES
+from .frame import Example, Family, run
+from .maps import COMPLEX, MAPS, PRODUCTS, REDUCTIONS
+from .memory import COPIES, TMA, VIEWS
+from .pipelines import ESCAPE, OPERATORS, PIPELINES
+from .synchronisation import CLUSTERS, SYNCHRONISATION
+
+FAMILIES: tuple[Family, ...] = (
+    BASICS, TYPES, CONTROL, MAPS, REDUCTIONS, PRODUCTS, COMPLEX, COPIES, TMA, VIEWS,
+    SYNCHRONISATION, CLUSTERS, PIPELINES, ESCAPE, OPERATORS, ERRORS,
+)  # fmt: skip
+
+__all__ = ["FAMILIES", "Example", "Family", "run"]
