@@ -24,7 +24,7 @@ Elements outside the tensor load as `fill` and are not stored. What threads writ
 there for others after `tc.sync`.
 """,
     ("shared", "load", "store", "copy", "copy_async", "copy_commit", "copy_wait", "atomic_add",
-     "atomic_min", "atomic_max"),
+     "atomic_min", "atomic_max", "turn"),
     (
         E("shared load store",
           "tile = tc.shared(st[f32, 64, 64])\ntc.store(tile, tc.load(X[0, 0], rt[f32, 64, 64]))\n"
@@ -57,6 +57,19 @@ X = np.arange(-2048, 2048, dtype=np.int32).reshape(64, 64)
 Y, Z = np.zeros_like(X), np.zeros_like(X)
 example(X, Y, Z, grid=1)
 """, ("np.array_equal(Y, np.minimum(X, 0))", "np.array_equal(Z, np.maximum(X, 0))")),
+        E("turn", """
+@tc.kernel
+def example(X: gl[f32, 256, 64], Y: inout[f32, 64, 64], turns: inout[s32, 1]):
+    with tc.warpgroup():
+        x = tc.load(X[tc.cta_id(), 0], rt[f32, 64, 64])
+        with tc.turn(turns.at(0), tc.cta_id()):  # CTA 0 first
+            tc.store(Y[0, 0], tc.load(Y[0, 0], rt[f32, 64, 64]) * 0.5 + x)
+
+X = np.arange(256 * 64, dtype=np.float32).reshape(256, 64)
+Y, turns = np.zeros((64, 64), np.float32), np.zeros(1, np.int32)
+example(X, Y, turns, grid=4)
+""", ("np.array_equal(Y, X[:64] / 8 + X[64:128] / 4 + X[128:192] / 2 + X[192:])",
+      "turns[0] == 4")),
     ),
     BARE,
 )  # fmt: skip
