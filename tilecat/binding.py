@@ -13,6 +13,9 @@ from .ops.scalar import RANGES
 from .runtime.arrays import ArrayView, overlaps, tma_ok
 from .tiles import GlobalType
 
+# Extents, also rounded up to whole tiles, are s32 scalars in kernels.
+MAX_EXTENT = 2**31 - 2**16
+
 
 @dataclass(frozen=True)
 class Bound:
@@ -165,7 +168,7 @@ def bind(signature: Signature, views: list[Any], params: dict[str, Any]) -> Boun
         empties,
         tuple(_reach(v) for v in views),
         tuple(
-            (i, arg, *RANGES[kind.name])
+            (i, arg, 0 if kind.name == "u32" else RANGES[kind.name][0], RANGES[kind.name][1])
             for i, (arg, kind) in enumerate(signature.args)
             if isinstance(kind, DType) and not kind.is_float
         ),
@@ -220,6 +223,11 @@ def _extents(signature: Signature, views: list[Any]) -> dict[str, int]:
     owner: dict[str, str] = {}
     for index, arg, kind in signature.tensors:
         for dim, extent in zip(kind.dims, views[index].shape, strict=True):
+            if extent > MAX_EXTENT:
+                raise LayoutError(
+                    f"{signature.name}: an extent is at most {MAX_EXTENT}, got {arg} with {extent}",
+                    hint="call the kernel on parts of the array",
+                )
             if isinstance(dim, int):
                 if dim != extent:
                     raise LayoutError(

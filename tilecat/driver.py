@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -39,6 +40,7 @@ from .runtime.disassemble import disassemble
 STAGES = ("ir", "ptx", "sass")
 DEBUG_WAITS = 4_000_000  # looks of about 1 us
 MAX_PREPARED = 1024  # call shapes remembered by one kernel
+_TRACING = threading.RLock()  # ops find the kernel that is traced in one place
 
 
 @dataclass(frozen=True)
@@ -185,6 +187,10 @@ class KernelFunction:
         Raises:
             TileError: whatever rule the kernel breaks, at its line.
         """
+        with _TRACING:
+            return self._specialize(specialization, target)
+
+    def _specialize(self, specialization: Specialization, target: str) -> Compiled:
         # 1, 1.0 and True are equal, and may trace differently.
         limit = debug_waits()
         types = [type(value) for _, value in specialization.params]
@@ -332,7 +338,8 @@ def _ready_key(args: tuple[Any, ...], params: dict[str, Any]) -> Any:
 
 
 def _check_count(who: str, name: str, value: Any, low: int) -> None:
-    if value is None or (isinstance(value, int | np.integer) and value >= low):
+    number = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if value is None or (number and value >= low):
         return
     raise ResourceError(
         f"{who}: {name} is an int from {low} up, got {name}={value!r} ({type(value).__name__})",

@@ -20,6 +20,9 @@ from ..tiles import GlobalType
 from .scalars import Scalar
 from .views import GlobalTensor
 
+# What calls, `compile` and `simulate` of every kernel take beside its own arguments.
+RESERVED = ("dtype", "grid", "progress", "races", "seed", "stream", "target")
+
 
 @dataclass(frozen=True)
 class Signature:
@@ -76,6 +79,13 @@ def signature_of(
     args: list[tuple[str, GlobalType | DType]] = []
     params: list[tuple[str, Any]] = []
     for name, parameter in inspect.signature(function).parameters.items():
+        if name in RESERVED:
+            raise ScopeError(
+                f"kernel {function.__name__}: {name}= belongs to the call, and names no argument "
+                f"or parameter, got {parameter}",
+                loc=loc,
+                hint=f"another name; these are taken: {', '.join(RESERVED)}",
+            )
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
             params.append((name, parameter.default))
             continue

@@ -81,6 +81,8 @@ def operand_of(value: Any, what: str = "operand") -> Operand:
     if isinstance(value, Scalar):
         return value.value
     if isinstance(value, bool | int | float):
+        if isinstance(value, int) and value.bit_length() > 64:
+            raise DTypeError(f"{what}: an integer has at most 64 bits, got {value.bit_length()}")
         return value
     if isinstance(value, np.generic) and isinstance(value.item(), bool | int | float):
         return value.item()  # type: ignore[no-any-return]

@@ -139,6 +139,12 @@ def broadcast(name: str, sources: tuple[Operand, ...]) -> RegType:
     return whole
 
 
+def _fitting_vector(kind: RegVecType, fits: list[RegVecType]) -> str:
+    """The vectors a tile goes with; of the length given, if there is one."""
+    meant = [v for v in fits if v.length == kind.length] or fits
+    return " or ".join(f"{v} ({v.axis} vector)" for v in meant)
+
+
 def _check_fits(name: str, kind: RegType, whole: RegType) -> None:
     if isinstance(whole, RegTileType) and isinstance(kind, RegVecType):
         fits = [whole.vector(axis) for axis in ("row", "col")]
@@ -146,7 +152,8 @@ def _check_fits(name: str, kind: RegType, whole: RegType) -> None:
         if wanted is None or kind.length != wanted.length or kind.warps != whole.warps:
             raise LayoutError(
                 f"{name}: a {kind.axis} vector has one value a {kind.axis} of the tile, "
-                f"got {kind} with {whole}"
+                f"got {kind} with {whole}",
+                hint=_fitting_vector(kind, fits),
             )
         if kind.partial:
             raise LayoutError(

@@ -101,6 +101,8 @@ def grouped(rows_total: Any, cols: Any, *, rows: int = 8, cluster: int = 1) -> S
     """
     if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
         raise LayoutError(f"grouped: rows is a compile-time int from 1 up, got rows={rows!r}")
+    if isinstance(cluster, bool) or not isinstance(cluster, int) or cluster < 1:
+        raise LayoutError(f"grouped: cluster is a compile-time int from 1 up, got {cluster=}")
     if rows % cluster:
         raise LayoutError(f"grouped: the cluster divides the group, got {rows=} and {cluster=}")
     if rows == 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR
 from types import FunctionType
 from typing import Any
 
@@ -199,6 +200,8 @@ class Lcf:
             raise ScopeError(f"pipe.{name}: decorates a function, got {hole!r}")
         code = hole.__code__
         loc = Loc(code.co_filename, code.co_firstlineno)
+        if code.co_flags & (CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR):
+            raise ScopeError(f"pipe.{name}: a hole is a plain function, without yield", loc=loc)
         count = len(HOLE_ARGUMENTS[name])
         if code.co_argcount != count or code.co_kwonlyargcount:
             wanted = ", ".join(HOLE_ARGUMENTS[name])

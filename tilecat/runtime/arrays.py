@@ -112,7 +112,8 @@ def call_key(args: tuple[Any, ...]) -> tuple[Any, ...] | None:
     torch = sys.modules.get("torch")
     if torch is None:
         return None
-    tensor, found = torch.Tensor, []
+    tensor = torch.Tensor
+    found: list[tuple[Any, ...]] = []
     for arg in args:
         if type(arg) is tensor:
             if not arg.is_cuda:

@@ -54,7 +54,7 @@ def max_bytes() -> int:
     text = os.environ.get(BYTES_VARIABLE)
     if not text:
         return DEFAULT_MAX_BYTES
-    if not text.strip().isdigit():
+    if not text.strip().isdecimal():
         raise ResourceError(
             f"cache: {BYTES_VARIABLE} must be a number of bytes, got {text!r} (str)",
             hint=f"{BYTES_VARIABLE}={DEFAULT_MAX_BYTES} is the default; 0 turns the cache off",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,13 +20,14 @@ from ..codegen.module import (
     StrideParam,
     TensorMapParam,
 )
-from ..errors import ResourceError
+from ..errors import DTypeError, ResourceError
 from . import debug_output
 from .arrays import ArrayView
 
 # CTAs of a simulated persistent kernel: enough that schedules wrap and CTAs meet in global memory,
 # few enough that a small problem takes a fraction of a second.
 DEFAULT_CTAS = 4
+_F32_MAX = float(np.finfo(np.float32).max)
 
 
 def launch(
@@ -100,7 +102,16 @@ def argument(param: Param, args: Sequence[Any], buffer: np.ndarray) -> Any:
         case StrideParam():
             return int(arg.strides[param.dim])
         case ScalarParam():
-            return float(arg) if _is_float(param.dtype) else int(arg)
+            return _float(param, arg) if _is_float(param.dtype) else int(arg)
+
+
+def _float(param: ScalarParam, value: Any) -> float:
+    if abs(value) > _F32_MAX and abs(value) != math.inf:
+        raise DTypeError(
+            f"launch: parameter {param.name} must fit {param.dtype}, got {value!r} "
+            f"({type(value).__name__})"
+        )
+    return float(value)
 
 
 def innermost_last(array: np.ndarray, dims: tuple[int, ...]) -> np.ndarray:

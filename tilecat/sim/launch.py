@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -40,6 +41,8 @@ TABLE = (
 )  # fmt: skip
 _DEFAULT_LIMIT = 50_000_000
 _MAP_BYTES = 128
+# They run one cluster after the other: this many empty ones take minutes.
+_MAX_CTAS = 1 << 20
 # 227 KB for compute capability 9.0 and 10.0: CUDA programming guide, technical specifications.
 _MAX_SHARED_BYTES = 232448
 
@@ -195,6 +198,8 @@ def run(
     if isinstance(program, str):
         program = parse(program, dict(table.files) if table else None)
     shape = _three(grid, "grid")
+    if math.prod(shape) > _MAX_CTAS:
+        raise MachineError(f"run: a grid has at most {_MAX_CTAS} CTAs here, got {math.prod(shape)}")
     block = _block_of(program)
     cluster = _three(program.module.directives.get("reqnctapercluster") or 1, "cluster")
     if any(extent % size for extent, size in zip(shape, cluster, strict=True)):
