@@ -1,7 +1,7 @@
 # `make demo` and `make test` need python3 (3.11 or newer), make and a package index; the rest goes
 # into .venv. PYTHON=/path/to/python3 chooses another interpreter.
 .DEFAULT_GOAL := help
-.PHONY: help test test-gpu demo bench lint format clean
+.PHONY: help test test-all test-gpu demo bench lint format clean
 
 PYTHON ?=
 PYTHONS := python3 python3.14 python3.13 python3.12 python3.11
@@ -20,6 +20,7 @@ BASE ?= $(shell git merge-base HEAD origin/main 2>/dev/null)
 help:
 	@echo "make demo      real sentence embeddings, every product by tilecat kernels (CPU or GPU)"
 	@echo "make test      linter, types, tests without a GPU"
+	@echo "make test-all  the same with every case of every table"
 	@echo "make lint      linter and types alone; make format repairs what it can"
 	@echo "make test-gpu  tests that need a GPU (installs PyTorch)"
 	@echo "make bench     benchmarks on a GPU (installs PyTorch), into benchmarks/results"
@@ -78,6 +79,9 @@ format: $(STAMPS)/dev
 test: lint
 	@$(BIN)/python tests/test_architecture.py $(BASE)
 	@$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+
+test-all: lint
+	@$(ONE_THREAD) $(BIN)/python -m pytest -m 'not gpu' -n $(WORKERS) $(ARGS)
 
 test-gpu: $(STAMPS)/gpu
 	@$(BIN)/python -m pytest -m gpu $(ARGS)

@@ -87,10 +87,10 @@ RULES = (
          "use it in tilecat's own arithmetic; tc.exp2, tc.log2 and the like take scalars"),
     Rule(lambda k: 1 if k.x else 2, ScopeError,
          "if: a tile cannot decide a Python branch, got rt[f32, 64, 16]", "1 if k.x"),
-    Rule(lambda k: k.x < k.x, ScopeError,
-         "comparison: tiles are not compared element by element, "
-         "got rt[f32, 64, 16] and rt[f32, 64, 16]", "k.x < k.x",
-         "tc.maximum, tc.minimum, tc.mask_cols and tc.mask_rows select elements"),
+    Rule(lambda k: tc.shared(st[f32, 64, 16]) < k.x, ScopeError,
+         "comparison: only register tiles and vectors are compared, "
+         "got st[f32, 64, 16] and rt[f32, 64, 16]", "tc.shared(st[f32, 64, 16]) < k.x",
+         "tc.load(tile) brings a shared tile into registers"),
     # tiles
     Rule(lambda k: k.x + tc.zeros(rt[f32, 64, 32]), LayoutError,
          "add: shapes and layouts must agree, got rt[f32, 64, 16] and rt[f32, 64, 32]", "k.x + "),

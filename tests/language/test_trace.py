@@ -312,7 +312,7 @@ def test_printed_ir_is_the_kernel():
         "      Map.mul((%x, 2.0), %x)",
         "    } else {",
         f"      # {first + 4}: tc.mask_cols(k.x, k.n, 0.5)",
-        "      MaskTail(%x, %n, value=0.5, axis=col)",
+        "      Mask(%x, %n, 0.5, of=col, below=False, name=mask_cols)",
         "    }",
         "  }",
         "}",

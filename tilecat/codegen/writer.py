@@ -167,7 +167,7 @@ class Writer:
             kind = value.type
             assert isinstance(kind, RegTileType | RegVecType), f"not in registers: {value!r}"
             name = self._unique(_hint(value))
-            register = "f32" if kind.dtype.name == "f32" else "b32"
+            register = {"f32": "f32", "pred": "pred"}.get(kind.dtype.name, "b32")
             self._declared.append(f"    .reg .{register} %{name}_<{kind.registers}>;  // {kind}")
             self._tiles[id(value)] = tuple(f"%{name}_{i}" for i in range(kind.registers))
         return self._tiles[id(value)]

@@ -9,10 +9,10 @@ from ..dtypes import DType
 from ..errors import DTypeError, LayoutError
 from ..ir import Scope, Value
 from ..ops.convert import Cast
-from ..ops.elementwise import AllocRegisters, Fill, MaskTail
+from ..ops.elementwise import AllocRegisters, Fill
 from ..ops.inline import Inline
 from ..tiles import RegTileType, RegVecType
-from .scalars import Scalar, Var, operand_of, unary
+from .scalars import Var, operand_of
 from .values import (
     Registers,
     RegTile,
@@ -81,99 +81,6 @@ def copy(out: Registers, source: Registers) -> None:
     apply_map("copy", source, out=out)
 
 
-def _map1(name: str, x: Any, out: Any) -> Any:
-    if isinstance(x, Scalar):
-        return unary(name, x)
-    return apply_map(name, x, out=out)
-
-
-def exp2(x: Any, out: Any = None) -> Any:
-    """`2**x` of an f32 tile, vector or scalar; 2 ulp (`ex2.approx.ftz.f32`)."""
-    return _map1("exp2", x, out)
-
-
-def exp(x: Any, out: Any = None) -> Any:
-    """`e**x` of an f32 tile or vector, as `2**(x log2 e)`."""
-    return apply_map("exp", x, out=out)
-
-
-def log2(x: Any, out: Any = None) -> Any:
-    """`log2 x` of an f32 tile, vector or scalar (`lg2.approx.ftz.f32`)."""
-    return _map1("log2", x, out)
-
-
-def log(x: Any, out: Any = None) -> Any:
-    """`ln x` of an f32 tile or vector."""
-    return apply_map("log", x, out=out)
-
-
-def rcp(x: Any, out: Any = None) -> Any:
-    """`1/x` of an f32 tile, vector or scalar; 1 ulp (`rcp.approx.ftz.f32`)."""
-    return _map1("rcp", x, out)
-
-
-def sqrt(x: Any, out: Any = None) -> Any:
-    """Square root of an f32 tile or vector (`sqrt.approx.ftz.f32`)."""
-    return apply_map("sqrt", x, out=out)
-
-
-def rsqrt(x: Any, out: Any = None) -> Any:
-    """`1/sqrt(x)` of an f32 tile or vector (`rsqrt.approx.ftz.f32`)."""
-    return apply_map("rsqrt", x, out=out)
-
-
-def tanh(x: Any, out: Any = None) -> Any:
-    """`tanh x` of an f32 tile or vector (`tanh.approx.f32`, relative 2**-11)."""
-    return apply_map("tanh", x, out=out)
-
-
-def absolute(x: Any, out: Any = None) -> Any:
-    """`|x|` of an f32 tile, vector or scalar."""
-    return _map1("abs", x, out)
-
-
-def relu(x: Any, out: Any = None) -> Any:
-    """`max(x, 0)` of an f32 tile or vector."""
-    return apply_map("relu", x, out=out)
-
-
-def maximum(a: Any, b: Any, out: Any = None) -> Any:
-    """Element-wise larger; a NaN operand is ignored."""
-    return apply_map("maximum", a, b, out=out)
-
-
-def minimum(a: Any, b: Any, out: Any = None) -> Any:
-    """Element-wise smaller; a NaN operand is ignored."""
-    return apply_map("minimum", a, b, out=out)
-
-
-def mul(a: Any, b: Any, out: Any = None) -> Any:
-    """Element-wise `a * b`; the operator, with an `out`."""
-    return apply_map("mul", a, b, out=out)
-
-
-def fma(a: Any, b: Any, c: Any, out: Any = None) -> Any:
-    """`a * b + c`, rounded once; tiles, vectors and scalars broadcast."""
-    return apply_map("fma", a, b, c, out=out)
-
-
-def mask_cols(tile: RegTile, limit: Any, value: float) -> None:
-    """`tile[:, c] = value` for `c >= limit`, in place. Scope: warpgroup."""
-    _mask("mask_cols", tile, limit, value, "col")
-
-
-def mask_rows(tile: RegTile, limit: Any, value: float) -> None:
-    """`tile[r, :] = value` for `r >= limit`, in place. Scope: warpgroup."""
-    _mask("mask_rows", tile, limit, value, "row")
-
-
-def _mask(name: str, tile: RegTile, limit: Any, value: Any, axis: str) -> None:
-    number = operand_of(value, name)
-    if isinstance(number, Value):
-        raise DTypeError(f"{name}: the value is a compile-time number, got {value!r}")
-    add(MaskTail(registers_of(tile, name), operand_of(limit, name), float(number), axis))
-
-
 def cast(tile: RegTile, dtype: DType, out: RegTile | None = None) -> RegTile:
     """`dtype(tile)`, rounded to nearest even; the fragment stays in place.
 
@@ -230,5 +137,3 @@ def require(condition: bool, message: str, hint: str | None = None) -> None:
     """
     if not condition:
         raise LayoutError(message, hint=hint)
-
-

@@ -9,6 +9,7 @@ from ..builder import add, current
 from ..dtypes import DType
 from ..errors import DTypeError, LayoutError, ScopeError
 from ..ir import Scope, Value
+from ..ops.conditions import CompareElements
 from ..ops.elementwise import Fill, Map
 from ..ops.memory import ViewShared
 from ..ops.views import ViewRegisters, part_registers, storage
@@ -52,6 +53,11 @@ def apply_map(name: str, *sources: Any, out: Registers | None = None) -> Any:
     return out if out is not None else wrap(op.result)
 
 
+def compare_elements(name: str, a: Any, b: Any) -> Any:
+    """A tile or vector of conditions, `a CMP b` element by element."""
+    return wrap(add(CompareElements(name, source_of(a, name), source_of(b, name))).result)
+
+
 def spans_of(
     name: str, index: Any, shape: tuple[int, int]
 ) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -87,8 +93,8 @@ class _NoPythonValue:
 
     def _compared(self, other: Any) -> Any:
         raise ScopeError(
-            f"comparison: tiles are not compared element by element, got {self!r} and {other!r}",
-            hint="tc.maximum, tc.minimum, tc.mask_cols and tc.mask_rows select elements",
+            f"comparison: only register tiles and vectors are compared, got {self!r} and {other!r}",
+            hint="tc.load(tile) brings a shared tile into registers",
         )
 
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _compared
@@ -130,6 +136,55 @@ class Registers(_NoPythonValue, TileOperand):
 
     def __rtruediv__(self, other: Any) -> Any:
         return apply_map("div", other, self)
+
+    def __and__(self, other: Any) -> Any:
+        return apply_map("and", self, other)
+
+    def __rand__(self, other: Any) -> Any:
+        return apply_map("and", other, self)
+
+    def __or__(self, other: Any) -> Any:
+        return apply_map("or", self, other)
+
+    def __ror__(self, other: Any) -> Any:
+        return apply_map("or", other, self)
+
+    def __xor__(self, other: Any) -> Any:
+        return apply_map("xor", self, other)
+
+    def __rxor__(self, other: Any) -> Any:
+        return apply_map("xor", other, self)
+
+    def __lshift__(self, other: Any) -> Any:
+        return apply_map("shl", self, other)
+
+    def __rshift__(self, other: Any) -> Any:
+        return apply_map("shr", self, other)
+
+    def __invert__(self) -> Any:
+        if getattr(self.value.type, "dtype", None) == dtypes.u8:
+            return apply_map("xor", self, 255)
+        return apply_map("not", self)
+
+    def __eq__(self, other: Any) -> Any:
+        return compare_elements("eq", self, other)
+
+    def __ne__(self, other: Any) -> Any:
+        return compare_elements("ne", self, other)
+
+    def __lt__(self, other: Any) -> Any:
+        return compare_elements("lt", self, other)
+
+    def __le__(self, other: Any) -> Any:
+        return compare_elements("le", self, other)
+
+    def __gt__(self, other: Any) -> Any:
+        return compare_elements("gt", self, other)
+
+    def __ge__(self, other: Any) -> Any:
+        return compare_elements("ge", self, other)
+
+    __hash__ = object.__hash__
 
     def __neg__(self) -> Any:
         return apply_map("neg", self)
@@ -210,7 +265,6 @@ class RegTile(Registers):
             add(Fill(part.type, operand_of(new, "slice"), part.value))
         elif storage(new.value) != storage(part.value):
             apply_map("copy", new, out=part)
-
 
     def __matmul__(self, other: Any) -> Product:
         """`acc += a @ b`: a product, to be added to an accumulator."""
@@ -389,5 +443,3 @@ def wrap(value: Value) -> Any:
     if isinstance(value.type, SharedVecType):
         return SharedVec(value)
     return Scalar(value)
-
-

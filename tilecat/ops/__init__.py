@@ -5,13 +5,15 @@ from __future__ import annotations
 from ..ir import Op
 from .atomics import AtomicGlobal, AtomicShared, AtomicVector
 from .cluster import ClusterBarrier, CopyToPeer, GridDependency, LoadPeer, PeerShared, StorePeer
+from .conditions import CompareElements, Indices, SelectElements
 from .control import Elected, OneThread, Range, RoleSection, When
 from .convert import Cast
 from .copies import CopyArrive, CopyAsync, CopyByThreads, CopyGroup
 from .debug import DeviceAssert, Print
-from .elementwise import AllocRegisters, Fill, Map, MaskTail
+from .elementwise import AllocRegisters, Fill, Map, Spread
 from .global_memory import LoadGlobal, LoadScalar, StoreGlobal, StoreScalar
 from .inline import Inline
+from .masks import Mask
 from .memory import AllocScratch, AllocShared, LoadShared, StoreShared, ViewShared
 from .mma import Mma, MmaWait
 from .mma_warp import WarpMma
@@ -61,8 +63,8 @@ ALL_OPS: tuple[type[Op], ...] = (
     TmaLoad, TmaStore, TmaPrefetch, BulkWait, BulkLoad, BulkStore,
     CopyByThreads, CopyAsync, CopyGroup, CopyArrive, AtomicGlobal, AtomicShared, AtomicVector,
     Mma, WarpMma, MmaWait, ViewRegisters,
-    ChangeLayout, AllocRegisters, Map, Fill, MaskTail, Reduce, ReduceVector, Total, Cast, Inline,
-    Print, DeviceAssert, Turn,
+    ChangeLayout, AllocRegisters, Map, Fill, Spread, Mask, CompareElements, SelectElements, Indices,
+    Reduce, ReduceVector, Total, Cast, Inline, Print, DeviceAssert, Turn,
 )  # fmt: skip
 
 __all__ = [op.__name__ for op in ALL_OPS] + ["ALL_OPS"]

@@ -25,19 +25,28 @@ INTEGER_RANGE = {"s8": (-128, 127), "u8": (0, 255)}
 
 
 def computed_in(dtype: DType) -> DType:
-    """The 32-bit type that arithmetic on a dtype uses: f32 or s32."""
+    """The type that arithmetic on a dtype uses: f32, s32, or pred for conditions."""
+    if dtype.kind == "pred":
+        return dtype
     return dtypes.f32 if dtype.is_float else dtypes.s32
 
 
 def register_kind(dtype: DType) -> str:
-    """Register type of a 32-bit element of a dtype."""
+    """Register type of an element of a dtype while it is computed with."""
+    if dtype.kind == "pred":
+        return "pred"
     return "f32" if dtype.is_float else "b32"
+
+
+def whole_registers(dtype: DType) -> bool:
+    """Whether a tile's elements are registers to compute with as they are."""
+    return dtype.name in ("f32", "s32", "u32", "pred")
 
 
 def unpack(w: Any, kind: RegTileType | RegVecType, registers: Sequence[str]) -> list[str]:
     """One 32-bit register an element, f32 or s32."""
     name = kind.dtype.name
-    if name in ("f32", "s32", "u32"):
+    if whole_registers(kind.dtype):
         return list(registers)
     found: list[str] = []
     for register in registers:
@@ -48,7 +57,7 @@ def unpack(w: Any, kind: RegTileType | RegVecType, registers: Sequence[str]) -> 
 def pack(w: Any, dtype: DType, elements: Sequence[str], registers: Sequence[str]) -> None:
     """Rounds (saturates) 32-bit elements into the registers of a tile of a dtype."""
     name = dtype.name
-    if name in ("f32", "s32", "u32"):
+    if whole_registers(dtype):
         for register, element in zip(registers, elements, strict=True):
             if register != element:
                 w.line(ptx.alu(f"mov.{register_kind(dtype)}", register, element))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -11,85 +10,18 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ..dtypes import DType
 from ..errors import DTypeError, LayoutError
 from ..ir import TILE_SCOPES, Access, Effect, Op, Scope, Value, attribute, operand
+from ..layouts.registers import fragment_of
 from ..ptx import instructions as ptx
 from ..tiles import RegTileType, RegVecType, ScalarType, TileType
-from .elements import PACK, computed_in, pack, register_kind, unpack
-from .scalar import Operand, require_s32
+from .elements import PACK, computed_in, pack, register_kind, unpack, whole_registers
+from .map_rows import MAPS, MapRow
+from .scalar import Operand
 
 RegType = RegTileType | RegVecType
-_LOG2_E = ptx.f32_literal(math.log2(math.e))
-_LN_2 = ptx.f32_literal(math.log(2.0))
-
-
-@dataclass(frozen=True)
-class MapRow:
-    """An element-wise function: its operand count and its f32 instructions.
-
-    Args:
-        arity: operands.
-        steps: (opcode, sources) in order; `d` is the result, `a` `b` `c` the operands, anything
-            else an immediate.
-        doc: the formula, and the error bound of approximate instructions (PTX ISA 9.7.3).
-        integer: its s32 instructions; none: not defined on integers.
-        packed: opcode on pairs of 16-bit floats, before `.bf16x2` or `.f16x2`; none: in f32.
-    """
-
-    arity: int
-    steps: tuple[tuple[str, str], ...]
-    doc: str
-    integer: tuple[tuple[str, str], ...] = ()
-    packed: str = ""
-
-
-MAPS: dict[str, MapRow] = {
-    "copy": MapRow(1, (("mov.f32", "a"),), "a", (("mov.b32", "a"),)),
-    "neg": MapRow(1, (("neg.f32", "a"),), "-a", (("neg.s32", "a"),), "neg"),
-    "abs": MapRow(1, (("abs.f32", "a"),), "|a|", (("abs.s32", "a"),), "abs"),
-    "relu": MapRow(1, (("max.f32", "a 0f00000000"),), "max(a, 0)", (("max.s32", "a 0"),)),
-    "exp2": MapRow(1, (("ex2.approx.ftz.f32", "a"),), "2**a; 2 ulp"),
-    "exp": MapRow(
-        1,
-        (("mul.rn.f32", f"a {_LOG2_E}"), ("ex2.approx.ftz.f32", "d")),
-        "e**a as 2**(a log2 e); 2 ulp plus the product's rounding times |a|",
-    ),
-    "log2": MapRow(1, (("lg2.approx.ftz.f32", "a"),), "log2 a; absolute 2**-22 near 1"),
-    "log": MapRow(
-        1,
-        (("lg2.approx.ftz.f32", "a"), ("mul.rn.f32", f"d {_LN_2}")),
-        "ln a as log2(a) ln 2; absolute 2**-22 near 1",
-    ),
-    "rcp": MapRow(1, (("rcp.approx.ftz.f32", "a"),), "1/a; 1 ulp"),
-    "sqrt": MapRow(1, (("sqrt.approx.ftz.f32", "a"),), "square root; relative 2**-23"),
-    "rsqrt": MapRow(1, (("rsqrt.approx.ftz.f32", "a"),), "1/sqrt(a); relative 2**-22.9"),
-    "tanh": MapRow(1, (("tanh.approx.f32", "a"),), "tanh a; relative 2**-11"),
-    "add": MapRow(2, (("add.rn.f32", "a b"),), "a + b", (("add.s32", "a b"),), "add.rn"),
-    "sub": MapRow(2, (("sub.rn.f32", "a b"),), "a - b", (("sub.s32", "a b"),), "sub.rn"),
-    "mul": MapRow(2, (("mul.rn.f32", "a b"),), "a * b", (("mul.lo.s32", "a b"),), "mul.rn"),
-    "div": MapRow(2, (("div.full.ftz.f32", "a b"),), "a / b; 2 ulp"),
-    "maximum": MapRow(
-        2,
-        (("max.f32", "a b"),),
-        "the larger; a NaN operand is ignored",
-        (("max.s32", "a b"),),
-        "max",
-    ),
-    "minimum": MapRow(
-        2,
-        (("min.f32", "a b"),),
-        "the smaller; a NaN operand is ignored",
-        (("min.s32", "a b"),),
-        "min",
-    ),
-    "fma": MapRow(
-        3,
-        (("fma.rn.f32", "a b c"),),
-        "a * b + c, rounded once",
-        (("mad.lo.s32", "a b c"),),
-        "fma.rn",
-    ),
-}
+_TEMPORARY = {"p": "pred", "i": "b32"}  # kind of a temporary by its first letter
 
 
 @lru_cache(maxsize=4096)
@@ -103,6 +35,13 @@ def element_sources(tile: RegTileType, vector: RegVecType) -> tuple[int, ...]:
     values = vector.layout.position(0, np.arange(vector.registers))
     index = {int(position): i for i, position in enumerate(values)}
     return tuple(index[int(place)] for place in places)
+
+
+def vector_of(kind: RegVecType, dtype: DType) -> RegVecType:
+    """A vector of another dtype in the same places."""
+    held = kind.layout.fragment
+    kept = None if held == fragment_of(dtype) else held
+    return RegVecType(dtype, kind.length, kind.axis, kind.partial, kind.warps, kept)
 
 
 def broadcast(name: str, sources: tuple[Operand, ...]) -> RegType:
@@ -123,9 +62,9 @@ def broadcast(name: str, sources: tuple[Operand, ...]) -> RegType:
     vectors = [k for k in kinds if isinstance(k, RegVecType)]
     if not tiles and not vectors:
         raise LayoutError(f"{name}: wants a tile or vector among its operands")
-    whole: RegType = tiles[0] if tiles else vectors[0]
+    whole: RegType = tiles[0] if tiles else _outer(name, vectors)
     for kind in tiles + vectors:
-        _check_fits(name, kind, whole)
+        check_fits(name, kind, whole)
     for kind in kinds:
         assert isinstance(kind, RegTileType | RegVecType | ScalarType), "checked above"
         if kind.dtype.is_float != whole.dtype.is_float:
@@ -145,7 +84,27 @@ def _fitting_vector(kind: RegVecType, fits: list[RegVecType]) -> str:
     return " or ".join(f"{v} ({v.axis} vector)" for v in meant)
 
 
-def _check_fits(name: str, kind: RegType, whole: RegType) -> None:
+def _outer(name: str, vectors: Sequence[RegVecType]) -> RegType:
+    """A row vector and a column vector make a tile; vectors of one axis one of theirs."""
+    sides = {v.axis: v for v in reversed(vectors)}
+    if set(sides) != {"row", "col"}:
+        return vectors[0]
+    row, col = sides["row"], sides["col"]
+    if row.dtype != col.dtype or row.warps != col.warps:
+        raise LayoutError(
+            f"{name}: a row vector and a column vector that make a tile have one dtype and one "
+            f"scope, got {row} and {col}"
+        )
+    return RegTileType(row.dtype, row.length, col.length, row.warps, "row", col.kept)
+
+
+def check_fits(name: str, kind: RegType, whole: RegType) -> None:
+    """An operand meets every element of a tile or vector.
+
+    Raises:
+        LayoutError: its shape or its layout differs.
+        DTypeError: tiles of two dtypes.
+    """
     if isinstance(whole, RegTileType) and isinstance(kind, RegVecType):
         fits = [whole.vector(axis) for axis in ("row", "col")]
         wanted = next((v for v in fits if v.axis == kind.axis), None)
@@ -154,6 +113,11 @@ def _check_fits(name: str, kind: RegType, whole: RegType) -> None:
                 f"{name}: a {kind.axis} vector has one value a {kind.axis} of the tile, "
                 f"got {kind} with {whole}",
                 hint=_fitting_vector(kind, fits),
+            )
+        if kind.axis == "col" and kind.layout.fragment != wanted.layout.fragment:
+            raise LayoutError(
+                f"{name}: the vector lies with tiles of another fragment, got {kind} with {whole}",
+                hint=f"a vector that fits has the type tc.vector_type(x, '{kind.axis}')",
             )
         if kind.partial:
             raise LayoutError(
@@ -197,11 +161,7 @@ class Map(Op):
     def infer(self) -> tuple[TileType, ...]:
         """The broadcast type, unless written to `out`, which must have it."""
         kind = broadcast(self.name, self.sources)
-        if not kind.dtype.is_float and not MAPS[self.name].integer:
-            raise DTypeError(
-                f"{self.name}: not defined on integers, got {kind}",
-                hint="convert to a float: tc.cast(x, tc.f32)",
-            )
+        check_defined(self.name, kind)
         if isinstance(kind, RegVecType):
             shares = [
                 v.type.partial
@@ -239,10 +199,10 @@ class Map(Op):
             for d, *operands in zip(dst, *sources, strict=True):
                 w.line(ptx.alu(opcode, d, *operands))
             return
-        kept = isinstance(kind, RegVecType) or kind.dtype.name in ("f32", "s32", "u32")
-        count = kind.registers if isinstance(kind, RegVecType) else kind.elements
+        kept = isinstance(kind, RegVecType) or whole_registers(kind.dtype)
+        count = element_count(kind)
         results = dst if kept else [w.new(register_kind(kind.dtype), "x") for _ in range(count)]
-        apply(w, MAPS[self.name], kind, self._operands(w, kind, count), results)
+        apply(w, MAPS[self.name], kind, element_operands(w, kind, self.sources), results)
         pack(w, kind.dtype, results, dst)
 
     def _in_pairs(self) -> bool:
@@ -252,32 +212,67 @@ class Map(Op):
             isinstance(k, RegTileType) and k.dtype.name in PACK for k in kinds
         )
 
-    def _operands(self, w: Any, kind: RegType, count: int) -> list[list[str]]:
-        found = []
-        for value in self.sources:
-            source = value.type if isinstance(value, Value) else None
-            if isinstance(source, RegTileType) or source == kind:
-                found.append(unpack(w, source, w.regs(value)))  # type: ignore[arg-type]
-            elif isinstance(source, RegVecType):
-                registers = w.regs(value)
-                if isinstance(kind, RegTileType):
-                    registers = [registers[i] for i in element_sources(kind, source)]
-                found.append(list(registers))
-            else:
-                found.append([w.src(value, computed_in(kind.dtype).name)] * count)
-        return found
+
+def element_count(kind: RegType) -> int:
+    """Elements of a tile or vector a thread holds."""
+    return kind.registers if isinstance(kind, RegVecType) else kind.elements
+
+
+def element_operands(w: Any, kind: RegType, sources: Sequence[Operand]) -> list[list[str]]:
+    """For each source, the 32-bit (or predicate) register that meets each element of `kind`."""
+    count, found = element_count(kind), []
+    for value in sources:
+        source = value.type if isinstance(value, Value) else None
+        if isinstance(source, RegTileType) or isinstance(kind, RegVecType) and source == kind:
+            found.append(unpack(w, source, w.regs(value)))  # type: ignore[arg-type]
+        elif isinstance(source, RegVecType):
+            registers = w.regs(value)
+            if isinstance(kind, RegTileType):
+                registers = [registers[i] for i in element_sources(kind, source)]
+            found.append(list(registers))
+        else:
+            found.append([w.src(value, computed_in(kind.dtype).name)] * count)
+    return found
+
+
+def check_defined(name: str, kind: RegType) -> None:
+    """The function has a meaning on the dtype.
+
+    Raises:
+        DTypeError: it has none.
+    """
+    row, dtype = MAPS[name], kind.dtype
+    if dtype.kind == "pred":
+        if not row.condition:
+            raise DTypeError(
+                f"{name}: not defined on conditions, got {kind}",
+                hint="tc.select(condition, a, b) makes numbers of them",
+            )
+    elif dtype.is_float and not row.steps:
+        raise DTypeError(f"{name}: not defined on floats, got {kind}")
+    elif not dtype.is_float and not row.integer:
+        raise DTypeError(
+            f"{name}: not defined on integers, got {kind}",
+            hint="convert to a float: tc.cast(x, tc.f32)",
+        )
 
 
 def apply(
     w: Any, row: MapRow, kind: RegType, operands: Sequence[Sequence[str]], results: Sequence[str]
 ) -> None:
-    """A row's instructions on 32-bit elements."""
+    """A row's instructions on 32-bit elements, or on conditions."""
     steps = row.steps if kind.dtype.is_float else row.integer
+    if kind.dtype.kind == "pred":
+        steps = ((row.condition, " ".join("abc"[: row.arity])),)
     for index, d in enumerate(results):
         names = {"d": d}
         names.update({letter: o[index] for letter, o in zip("abc", operands, strict=False)})
-        for opcode, pattern in steps:
-            w.line(ptx.alu(opcode, d, *(names.get(p, p) for p in pattern.split())))
+        for opcode, pattern, *target in steps:
+            sources = [names.get(p, p) for p in pattern.split()]
+            held = target[0] if target else "d"
+            if held not in names:
+                names[held] = w.new(_TEMPORARY.get(held[0], "f32"), "t")
+            w.line(ptx.alu(opcode, names[held], *sources))
 
 
 @dataclass(eq=False)
@@ -326,7 +321,7 @@ class Fill(Op):
         dtype = self.kind.dtype
         source = w.src(self.value, computed_in(dtype).name)
         opcode = f"mov.{register_kind(dtype)}"
-        if dtype.name not in ("f32", "s32", "u32"):
+        if not whole_registers(dtype):
             first = registers[0]
             element = w.new(register_kind(dtype), "value")
             w.line(ptx.alu(opcode, element, source))
@@ -337,53 +332,34 @@ class Fill(Op):
 
 
 @dataclass(eq=False)
-class MaskTail(Op):
-    """Elements at rows or columns `>= limit` become `value`, in place.
+class Spread(Op):
+    """`out[r, c] = vector[r]`, or `vector[c]`: a tile of equal columns, or of equal rows."""
 
-    Args:
-        tile: a register tile of floats.
-        limit: first masked index; any integer (nothing is masked beyond the tile, everything
-            below 1).
-        value: what masked elements become, e.g. -inf before a softmax.
-        axis: "col" or "row".
-    """
-
-    verb: ClassVar[str] = "mask_{axis}s"
+    verb: ClassVar[str] = "broadcast"
     scopes: ClassVar[tuple[Scope, ...]] = TILE_SCOPES
-    tile: Value = operand()
-    limit: Operand = operand()
-    value: float = attribute()
-    axis: str = attribute(default="col")
+    vector: Value = operand()
+    out: Value = operand()
 
     def infer(self) -> tuple[TileType, ...]:
-        """Nothing; the tile must be a register tile of floats."""
-        if not isinstance(self.tile.type, RegTileType) or not self.tile.type.dtype.is_float:
-            raise LayoutError(
-                f"mask_{self.axis}s: wanted a register tile of floats, got {self.tile.type}"
+        """Nothing; the vector goes with the tile."""
+        kind, vector = self.out.type, self.vector.type
+        assert isinstance(kind, RegTileType), "the function looked"
+        assert isinstance(vector, RegVecType), "the function looked"
+        check_fits("broadcast", vector, kind)
+        if vector.dtype.is_float != kind.dtype.is_float:
+            raise DTypeError(
+                f"broadcast: integers and floats do not mix, got {kind} and {vector}",
+                hint="convert one with tc.cast or .to()",
             )
-        require_s32(f"mask_{self.axis}s", self.limit)
         return ()
 
     def effects(self) -> tuple[Effect, ...]:
-        """Reads and writes the tile."""
-        return (Effect(Access.READ, self.tile), Effect(Access.WRITE, self.tile))
+        """Reads the vector, writes the tile."""
+        return (Effect(Access.READ, self.vector), Effect(Access.WRITE, self.out))
 
     def emit(self, w: Any) -> None:
-        """One `setp` a column (or row) and one `selp` an element, against the lane's own limit."""
-        mine = w.new("b32", "limit")
-        kind = self.tile.type
-        assert isinstance(kind, RegTileType), "checked in infer"
-        first = w.lane_position(kind, self.axis)
-        places = kind.layout.row_col(0, np.arange(kind.elements))[self.axis == "col"]
-        w.line(ptx.alu("sub.s32", mine, w.src(self.limit, "s32"), first))
-        fill = ptx.f32_literal(self.value)
-        keep: dict[int, str] = {}
-        elements = unpack(w, kind, w.regs(self.tile))
-        results = elements if not kind.packed else [w.new("f32", "x") for _ in elements]
-        for element, result, place in zip(elements, results, places, strict=True):
-            position = int(place)
-            if position not in keep:
-                keep[position] = w.new("pred", "keep")
-                w.line(ptx.alu("setp.gt.s32", keep[position], mine, position))
-            w.line(ptx.alu("selp.f32", result, element, fill, keep[position]))
-        pack(w, kind.dtype, results, w.regs(self.tile))
+        """One `mov` an element, or one conversion a register."""
+        kind = self.out.type
+        assert isinstance(kind, RegTileType), "inferred"
+        (elements,) = element_operands(w, kind, (self.vector,))
+        pack(w, kind.dtype, elements, w.regs(self.out))

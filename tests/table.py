@@ -1,0 +1,241 @@
+"""A table of ops run over dtypes, scopes and shapes, for the PTX machine and the GPU.
+
+A row is one op: a body of a line and a line of NumPy on float64. A case is a row with a dtype, a
+scope and a shape. At warpgroup scope the op sees the whole tile, at warp scope each of the four
+warps a tile of its own: four blocks of rows of the same arrays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+import tilecat as tc
+from tilecat import e4m3, e5m2, f32, gl, rt, s8, s32, tf32, u8
+from tilecat.dtypes import DType, bf16, f16
+from tilecat.ops.elements import computed_in
+from tilecat.tiles import RegTileType, RegVecType
+
+FLOATS = (f32, bf16, f16, tf32, e4m3, e5m2)
+INTEGERS = (s32, s8, u8)
+EVERY = FLOATS + INTEGERS
+# Rows a warpgroup; a warp has a quarter of them.
+SHAPES = ((64, 32), (64, 64), (128, 32), (64, 96), (128, 128), (64, 256))
+SCOPES = ("warpgroup", "warp")
+N, S = 5, 1.75
+QUICK = 16  # one case in this many runs by default; every row has at least one
+
+
+@dataclass(frozen=True)
+class Row:
+    """One op.
+
+    Args:
+        name: for the test's name.
+        body: from operands `k` in a kernel (tiles x and y, row vector r, column vector c of f32 or
+            s32, scalars n = 5 and s = 1.75) to a tile, a vector, conditions or a scalar.
+        reference: the same on float64 arrays (r is a column, c a row; rows and cols are indices).
+        dtypes: of x and y.
+        ulps: error allowed before the result is rounded, in units of 2**-23 of its magnitude...
+        floor: ...or of this, where that is larger: what cancels, or an absolute bound.
+        out: dtype of the result: "same", "wide" (f32 or s32), or its own.
+        data: how x and y are drawn: "normal", "positive", "special" (with NaN and infinities).
+        shapes: those it runs on.
+        scopes: those it runs at.
+    """
+
+    name: str
+    body: Callable[[Any], Any]
+    reference: Callable[[Any], Any]
+    dtypes: tuple[DType, ...] = FLOATS
+    ulps: float = 0.0
+    floor: float | Callable[[Any], Any] = 0.0
+    out: str | DType = "same"
+    data: str = "normal"
+    shapes: tuple[tuple[int, int], ...] = SHAPES[:4]
+    scopes: tuple[str, ...] = SCOPES
+
+
+@dataclass(frozen=True)
+class Case:
+    """A row on one dtype, at one scope, on one shape."""
+
+    row: Row
+    dtype: DType
+    scope: str
+    shape: tuple[int, int]
+
+    def __str__(self) -> str:
+        rows, cols = self.shape
+        return f"{self.row.name} {self.dtype} {self.scope} {rows}x{cols}"
+
+    @property
+    def out(self) -> DType:
+        """Dtype of the result."""
+        named = {"same": self.dtype, "wide": computed_in(self.dtype)}
+        return self.row.out if isinstance(self.row.out, DType) else named[self.row.out]
+
+    @property
+    def quick(self) -> bool:
+        """Whether it is in the reduced set."""
+        return zlib.crc32(str(self).encode()) % QUICK == 0
+
+
+def cases_of(rows: Iterable[Row]) -> list[Case]:
+    """Every case of some rows."""
+    return [
+        Case(row, dtype, scope, shape)
+        for row in rows
+        for dtype in row.dtypes
+        for scope in row.scopes
+        for shape in row.shapes
+    ]
+
+
+def quick_cases(cases: Iterable[Case]) -> set[Case]:
+    """The reduced set: one in QUICK by a hash of its name, and the first of each row."""
+    found, first = set(), set()
+    for case in cases:
+        if case.quick or case.row.name not in first:
+            found.add(case)
+        first.add(case.row.name)
+    return found
+
+
+# ---- operands
+
+
+def _draw(rng: np.random.Generator, dtype: DType, shape: tuple[int, ...], data: str) -> np.ndarray:
+    if not dtype.is_float:
+        low = 0 if dtype == u8 or data == "positive" else -9
+        return rng.integers(low, 10, shape).astype(dtype.numpy)
+    values = rng.standard_normal(shape)
+    if data == "positive":
+        values = np.abs(values) + 0.25
+    if data == "special":
+        flat = values.reshape(-1)
+        for start, special in enumerate((np.nan, np.inf, -np.inf, 0.0, -0.0)):
+            flat[start :: 37 + start] = special
+    with np.errstate(invalid="ignore"):
+        return dtype.round(values).astype(dtype.numpy)
+
+
+def arrays_of(case: Case) -> SimpleNamespace:
+    """X, Y (rows x cols), R (rows), C (cols)."""
+    rng = np.random.default_rng(zlib.crc32(str(case).encode()))
+    rows, cols = case.shape
+    wide = computed_in(case.dtype)
+    return SimpleNamespace(
+        X=_draw(rng, case.dtype, (rows, cols), case.row.data),
+        Y=_draw(rng, case.dtype, (rows, cols), case.row.data),
+        R=_draw(rng, wide, (rows,), "normal"),
+        C=_draw(rng, wide, (cols,), "normal"),
+    )
+
+
+def _units(case: Case) -> Iterator[slice]:
+    """Rows of each warpgroup or warp."""
+    rows = case.shape[0] // (1 if case.scope == "warpgroup" else 4)
+    for first in range(0, case.shape[0], rows):
+        yield slice(first, first + rows)
+
+
+def reference_of(case: Case, arrays: SimpleNamespace) -> tuple[np.ndarray, np.ndarray]:
+    """The reference and the error allowed before rounding, both float64."""
+    values, errors = [], []
+    for part in _units(case):
+        x, y = (a[part].astype(np.float64) for a in (arrays.X, arrays.Y))
+        k = SimpleNamespace(
+            x=x, y=y, n=N, s=S,
+            r=arrays.R[part].astype(np.float64)[:, None],
+            c=arrays.C.astype(np.float64)[None, :],
+            rows=np.arange(x.shape[0])[:, None], cols=np.arange(x.shape[1])[None, :],
+        )  # fmt: skip
+        with np.errstate(all="ignore"):
+            value = np.broadcast_to(np.asarray(case.row.reference(k), np.float64), x.shape)
+            floor = case.row.floor(k) if callable(case.row.floor) else case.row.floor
+            error = case.row.ulps * 2.0**-23 * np.maximum(np.abs(value), floor)
+            error = np.where(np.isinf(value), 0.0, error)
+        values.append(value)
+        errors.append(np.broadcast_to(error, x.shape))
+    return np.concatenate(values), np.concatenate(errors)
+
+
+# ---- the kernel
+
+
+def _as_tile(result: Any, kind: RegTileType, out: DType) -> Any:
+    """The result as a tile of the output's dtype."""
+    have = getattr(getattr(result, "value", None), "type", None)
+    if isinstance(have, RegTileType | RegVecType) and have.dtype.kind == "pred":
+        result = tc.select(result, 1, 0)
+        have = result.value.type
+    if isinstance(have, RegVecType):
+        side = "row" if have.axis == kind.vector("row").axis else "col"
+        tile = tc.empty(kind.cast(have.dtype))
+        return getattr(tc, f"broadcast_{side}")(tile, result)
+    if not isinstance(have, RegTileType):
+        return tc.full(kind.cast(out), result)
+    return result if have.dtype == out else tc.cast(result, out)
+
+
+def kernel_of(case: Case) -> tc.KernelFunction:
+    """A kernel of one warpgroup that runs a case."""
+    dtype, wide, out = case.dtype, computed_in(case.dtype), case.out
+    warp = case.scope == "warp"
+    rows, cols = case.shape[0] // (4 if warp else 1), case.shape[1]
+    given, made = (f32 if d == tf32 else d for d in (dtype, out))  # as memory holds them
+    kind = rt[given, rows, cols].held_by(1 if warp else 4)
+
+    def table_case(
+        X: gl[given, "M", "N"], Y: gl[given, "M", "N"], R: gl[wide, "M"], C: gl[wide, "N"],
+        Z: gl[made, "M", "N"], n: s32, s: f32,
+    ):  # fmt: skip
+        with tc.warpgroup(), tc.warps() if warp else contextlib.nullcontext():
+            at = tc.warp_id() if warp else 0
+            x, y = (tc.cast(tc.load(source[at, 0], kind), dtype) for source in (X, Y))
+            r, c = (tc.vector_type(x, axis, wide) for axis in ("row", "col"))
+            k = SimpleNamespace(
+                x=x, y=y, r=tc.load(R[at], r), c=tc.load(C[0], c), n=n, s=s, kind=x.type
+            )
+            tc.store(Z[at, 0], tc.cast(_as_tile(case.row.body(k), x.type, out), made))
+
+    return tc.kernel(table_case)
+
+
+def run(case: Case, arrays: SimpleNamespace, call: Callable[..., None]) -> np.ndarray:
+    """The result, by `call(kernel, *arguments)`; the output starts poisoned."""
+    out = np.full(case.shape, 77, case.out.numpy)
+    call(kernel_of(case), arrays.X, arrays.Y, arrays.R, arrays.C, out, N, S)
+    return out
+
+
+def check(case: Case, actual: np.ndarray, arrays: SimpleNamespace) -> None:
+    """The result is one rounding of a value within the error; NaN where the reference has it."""
+    value, error = reference_of(case, arrays)
+    out = case.out
+    saturates = out.bits == 8 or not out.is_float
+    slack = 1.0 if out == tf32 else 0.0  # ties away from zero
+    with np.errstate(all="ignore"):
+        error = error + np.where(np.isinf(value), 0.0, slack * 2.0**-11 * np.abs(value))
+        low, high = (out.round(value + e, saturate=saturates) for e in (-error, error))
+        got = actual.astype(np.float64)
+        good = (got >= low) & (got <= high) | np.isnan(got) & np.isnan(value)
+    if not good.all():
+        at = tuple(int(i) for i in np.argwhere(~good)[0])
+        raise AssertionError(
+            f"{case}: {np.count_nonzero(~good)} of {good.size} elements are wrong; at {at} "
+            f"got {got[at]!r}, wanted {value[at]!r} +- {error[at]:.3g}"
+        )
+
+
+def rounded(x: Any, dtype: Any = ml_dtypes.bfloat16) -> Any:
+    """Float64 values rounded to a dtype."""
+    return np.asarray(x).astype(np.float32).astype(dtype).astype(np.float64)

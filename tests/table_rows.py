@@ -1,0 +1,9 @@
+"""All rows of the table, and their cases."""
+
+from __future__ import annotations
+
+import map_rows
+from table import cases_of, quick_cases
+
+CASES = cases_of(map_rows.ROWS)
+QUICK_CASES = quick_cases(CASES)
