@@ -274,7 +274,8 @@ class DTypeVar:
         if dtype in self.choices:
             return dtype
         raise DTypeError(
-            f"dtype: {self.name} cannot stand for {dtype!r}, got dtype={dtype!r} ({type(dtype).__name__})",
+            f"dtype: {self.name} cannot stand for {dtype!r}, "
+            f"got dtype={dtype!r} ({type(dtype).__name__})",
             hint=f"{self.name} is one of {_named(self.choices)}",
         )
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from .binding import bind
 from .errors import LayoutError
 from .kernels.attention import attention as attention_kernel
 from .kernels.gemm import matmul as matmul_kernel
@@ -16,6 +17,7 @@ from .runtime import deferred
 from .runtime.arrays import ArrayView, empty, view
 
 HEAD_DIMS = (32, 64, 128)
+F32 = np.finfo(np.float32)
 
 
 @lru_cache(maxsize=16)
@@ -144,6 +146,8 @@ def attention(
     out = empty(q, query.shape, query.dtype)
     lse = empty(q, (batch, heads, length), "f32")
     if key.shape[2] == 0:
+        results = [view(out), view(lse)]
+        bind(attention_kernel.signature, [query, key, value, *results, 1.0], {})
         out[...] = 0
         lse[...] = -math.inf
         return (out, lse) if return_lse else out
@@ -157,7 +161,7 @@ def attention(
 
 def _is_scale(value: Any) -> bool:
     number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-    return number and bool(0 < value < math.inf)
+    return number and F32.smallest_subnormal <= value <= F32.max
 
 
 def _check_attention(query: ArrayView, key: ArrayView, value: ArrayView) -> None:
@@ -168,10 +172,10 @@ def _check_attention(query: ArrayView, key: ArrayView, value: ArrayView) -> None
             )
     dim = query.shape[3]
     if dim not in HEAD_DIMS:
-        nearest = min(HEAD_DIMS, key=lambda d: (d < dim, abs(d - dim)))
+        wider = next((str(d) for d in HEAD_DIMS if d > dim > 0), None)
         raise LayoutError(
             f"attention: the head dim is one of {', '.join(map(str, HEAD_DIMS))}, got {dim}",
-            hint=f"pad the heads with zeros to {nearest}, and give scale={dim}**-0.5",
+            hint=wider and f"pad the heads with zeros to {wider}, and give scale={dim}**-0.5",
         )
     heads, groups = query.shape[1], key.shape[1]
     if heads and (groups == 0 or heads % groups):

@@ -9,6 +9,7 @@ from tilecat import DTypeVar, bf16, f16, f32, gl, rt, rv, st
 
 T = DTypeVar("T", bf16, f16)
 LOG2_E = math.log2(math.e)
+LOWEST = -1e30  # where maxima start: finite, for with -inf a block of -inf scores would give NaN
 
 
 @tc.kernel
@@ -60,7 +61,7 @@ def attention(Q: gl[T, "B", "H", "Lq", "D"], K: gl[T, "B", "Hkv", "Lk", "D"],
         k.wait()
         with pipe.turn():
             tc.mma_ABt(s, q, k, accumulate=False)
-        for place, start in ((o, 0.0), (l, 0.0), (m, -math.inf)):
+        for place, start in ((o, 0.0), (l, 0.0), (m, LOWEST)):
             tc.fill(place, start)
         tc.mma_wait()
         k.release()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -198,8 +197,8 @@ def run(
     if isinstance(program, str):
         program = parse(program, dict(table.files) if table else None)
     shape = _three(grid, "grid")
-    if math.prod(shape) > _MAX_CTAS:
-        raise MachineError(f"run: a grid has at most {_MAX_CTAS} CTAs here, got {math.prod(shape)}")
+    if shape[0] * shape[1] * shape[2] > _MAX_CTAS:
+        raise MachineError(f"run: a grid has at most {_MAX_CTAS} CTAs here, got {shape}")
     block = _block_of(program)
     cluster = _three(program.module.directives.get("reqnctapercluster") or 1, "cluster")
     if any(extent % size for extent, size in zip(shape, cluster, strict=True)):
