@@ -73,8 +73,8 @@ def script_of(example: Example, frame: str) -> str:
     return before + textwrap.indent(code, indent).lstrip() + after
 
 
-def run(example: Example, frame: str) -> None:
-    """Runs an example on the PTX machine, and checks what it says."""
+def run(example: Example, frame: str) -> dict[str, Any]:
+    """Runs an example on the PTX machine, checks what it says, and returns its names."""
     text = script_of(example, frame)
     file = f"<example {example}>"
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
@@ -89,6 +89,7 @@ def run(example: Example, frame: str) -> None:
     checks = example.check if isinstance(example.check, tuple) else (example.check,)
     for check in filter(None, checks):
         assert eval(check, names), f"{example}: {check} does not hold"
+    return names
 
 
 def _rounded(dtype: tc.DType) -> Any:

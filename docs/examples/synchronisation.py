@@ -50,6 +50,21 @@ X = np.ones((64, 64), np.float32)
 Y = np.zeros_like(X)
 example(X, Y, grid=1)
 """, "np.array_equal(Y, X)"),
+        E("sync", """
+@tc.kernel
+def example(X: gl[f32, 64, 64], Y: gl[f32, 64, 64]):
+    with tc.warpgroup():
+        tiles = tc.shared(st[f32, 16, 64], 4)
+        with tc.warps():
+            w = tc.warp_id()
+            tc.store(tiles[w], tc.load(X[w, 0], rt[f32, 16, 64]))
+            tc.sync()  # of this warp alone: each has a tile of its own
+            tc.copy(Y[w, 0], tiles[w])
+
+X = np.ones((64, 64), np.float32)
+Y = np.zeros_like(X)
+example(X, Y, grid=1)
+""", "np.array_equal(Y, X)"),
         E("barrier barrier.expect barrier.wait elected",
           "tile = tc.shared(st[f32, 64, 64])\nwith tc.elected():\n    full.expect(tile)\n"
           "    tc.load_async(tile, X[0, 0], full)\nfull.wait(0)\ntc.copy(Y[0, 0], tile)",
