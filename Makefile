@@ -20,7 +20,7 @@ BASE ?= $(shell git merge-base HEAD origin/main 2>/dev/null)
 help:
 	@echo "make demo      real sentence embeddings, every product by tilecat kernels (CPU or GPU)"
 	@echo "make test      linter, types, tests without a GPU"
-	@echo "make test-all  the same with every case of every table"
+	@echo "make test-all  the same with every case of every table, and the slow tests"
 	@echo "make lint      linter and types alone; make format repairs what it can"
 	@echo "make test-gpu  tests that need a GPU (installs PyTorch)"
 	@echo "make bench     benchmarks on a GPU (installs PyTorch), into benchmarks/results"
@@ -81,7 +81,8 @@ test: lint
 	@$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
 
 test-all: lint
-	@$(ONE_THREAD) $(BIN)/python -m pytest -m 'not gpu' -n $(WORKERS) $(ARGS)
+	@$(BIN)/python tests/test_architecture.py $(BASE)
+	@$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) -m '(slow or not slow) and not gpu' $(ARGS)
 
 test-gpu: $(STAMPS)/gpu
 	@$(BIN)/python -m pytest -m gpu $(ARGS)

@@ -24,6 +24,8 @@ import cases as kernel_cases
 import mma_cases
 import numpy as np
 import ops_cases
+import table
+import table_rows
 from memory import test_memory
 
 from tilecat import sim
@@ -75,6 +77,12 @@ def _op(case: ops_cases.OpCase) -> list[Compiled]:
     return compiled_on(ops_cases.kernel_of(case), args, {})
 
 
+def _row_of_table(case: table.Case) -> list[Compiled]:
+    found: list[Compiled] = []
+    table.run(case, table.arrays_of(case), lambda k, *a: found.extend(compiled_on(k, a, {})))
+    return found
+
+
 def _mma(case: mma_cases.MmaCase) -> list[Compiled]:
     found: list[Compiled] = []
     mma_cases.run(case, mma_cases.arrays(case), lambda k, *a: found.extend(compiled_on(k, a, {})))
@@ -99,6 +107,7 @@ def _example(pair: tuple[Any, Any]) -> list[Compiled]:
 
 TABLES = (
     CaseTable("maps, reductions, control", ops_cases.CASES, _op),
+    CaseTable("ops on every dtype and scope", tuple(table_rows.CASES), _row_of_table, table.QUICK),
     CaseTable("matrix products", mma_cases.CASES, _mma, 8),
     CaseTable("memory and synchronisation", test_memory.CASES, _memory),
     CaseTable("shipped kernels", kernel_cases.CASES, _kernel),
@@ -156,13 +165,13 @@ class Coverage:
 
 def coverage(*, short: bool = False) -> Iterator[tuple[str, Coverage]]:
     """By family, of all rows; of a sample for the short run."""
-    for table in TABLES:
+    for rows in TABLES:
         found = Coverage()
-        for case in table.cases[:: table.sample if short else 1]:
+        for case in rows.cases[:: rows.sample if short else 1]:
             found.cases += 1
-            for compiled in table.compiled(case):
+            for compiled in rows.compiled(case):
                 found.add(compiled)
-        yield table.family, found
+        yield rows.family, found
 
 
 def report(families: list[tuple[str, Coverage]], total: Coverage) -> str:

@@ -7,7 +7,7 @@ import pytest
 
 from tilecat.ops import ALL_OPS
 
-MIN_FORMS = 2900  # forms of ops in all tables; it only rises
+MIN_FORMS = 3000  # forms of ops in all tables; it only rises
 
 
 def test_every_op_has_a_case_and_the_machine_takes_its_text():
@@ -17,7 +17,7 @@ def test_every_op_has_a_case_and_the_machine_takes_its_text():
     assert {op for op in total.ops} <= set(ALL_OPS)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_cases_of_all_tables(capsys):
     families = list(conformance.coverage())
     total = conformance.together(families)

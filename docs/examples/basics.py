@@ -132,7 +132,7 @@ A scope says which threads execute a statement together: the CTA, a warpgroup (1
 one thread.
 """,
     ("warpgroup", "warps", "warp_id", "cta_id", "num_ctas", "one_thread", "range", "when",
-     "otherwise", "select", "var", "Var.set", "Var.get", "Scalar.to", "cdiv"),
+     "otherwise", "var", "Var.set", "Var.get", "Scalar.to", "cdiv"),
     (
         E("range var", "total = tc.var(0)\nfor i in tc.range(n):\n    total += i\n"
                        "y = tc.full(rt[f32, 64, 64], total.to(f32))", "(Y == 10).all()"),
@@ -142,7 +142,6 @@ one thread.
         E("when otherwise",
           "with tc.when(n > 3):\n    x *= 2.0\nwith tc.otherwise():\n    x *= 3.0\ny = x",
           "np.array_equal(Y, 2 * X)"),
-        E("select", "y = x * tc.select(n > 3, 2.0, 3.0)", "np.array_equal(Y, 2 * X)"),
         E("Scalar.to", "y = tc.full(rt[f32, 64, 64], (n * 2).to(f32) + s)", "(Y == 10.5).all()"),
         E("cdiv", "y = tc.full(rt[f32, 64, 64], tc.cdiv(n, 2).to(f32))", "(Y == 3).all()"),
         E("warps warp_id", """

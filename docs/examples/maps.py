@@ -34,7 +34,7 @@ def E(names: str, code: str, check: str | tuple[str, ...] = "") -> Example:
 
 MAPS = Family(
     "maps",
-    "Maps: values, arithmetic, conversions, masks",
+    "Maps: values, arithmetic, conversions, selection",
     """
 Element by element: the result has the type of the tile. A vector is broadcast along the other axis
 of the tile it goes with, a scalar or a number over all of it. `+ - * /`, unary `-` and `abs()` are
@@ -45,8 +45,9 @@ Unless an entry says otherwise, scope: warpgroup or warp, and PTX: the instructi
 register (`add`, `max`, `ex2.approx.ftz`, ...). A conversion leaves every element in its thread.
 """,
     tuple(
-        "full zeros empty fill absolute exp exp2 log log2 rcp sqrt rsqrt tanh relu maximum "
-        "minimum mul fma mask_cols mask_rows cast".split()
+        "full zeros empty fill cast absolute relu maximum minimum clamp mul div fma exp exp2 log "
+        "log2 pow rcp sqrt rsqrt tanh sin cos erf gelu sigmoid silu softplus floor ceil round trunc "
+        "select apply row_index col_index broadcast_row broadcast_col vector_type".split()
     ),
     (
         E("full", "y = x + tc.full(rt[f32, 64, 64], s)", "np.array_equal(Y, X + np.float32(0.5))"),
@@ -70,9 +71,51 @@ register (`add`, `max`, `ex2.approx.ftz`, ...). A conversion leaves every elemen
         E("mul", "y = tc.mul(x, s, out=x)  # in place", "np.array_equal(Y, X * np.float32(0.5))"),
         E("fma", "c = tc.load(X[0, 0], rv[f32, 64, \"col\"])  # the first row, over all rows\n"
                  "y = tc.fma(x, 2.0, c)", "np.allclose(Y, 2 * X + X[0], rtol=1e-6, atol=1e-6)"),
+        E("clamp", "y = tc.clamp(x, -1.0, 1.0)", "np.array_equal(Y, np.clip(X, -1, 1))"),
+        E("div", "y = tc.div(x, 3.0, accurate=True)", "np.array_equal(Y, X / np.float32(3))"),
+        E("pow", "y = tc.pow(tc.absolute(x), 1.5)", "np.allclose(Y, abs(X) ** 1.5, rtol=3e-6)"),
+        E("sin cos", "y = tc.sin(x) * tc.sin(x) + tc.cos(x) * tc.cos(x)", "np.allclose(Y, 1, rtol=1e-5)"),
+        E("erf gelu", "y = tc.gelu(x) * 2.0 - x * tc.erf(x * 2**-0.5)", "np.allclose(Y, X, atol=1e-5)"),
+        E("sigmoid silu", "y = tc.silu(x) / tc.sigmoid(x)", "np.allclose(Y, X, rtol=1e-5)"),
+        E("softplus", "y = tc.softplus(x)", "np.allclose(Y, np.log1p(np.exp(X)), rtol=1e-5)"),
+        E("floor ceil", "y = tc.ceil(x) - tc.floor(x)", "(Y == 1).all()"),
+        E("round trunc", "y = tc.round(x) - tc.trunc(x)", "np.array_equal(Y, np.rint(X) - np.trunc(X))"),
+        E("select", "y = tc.select(x < s, x, s)", "np.array_equal(Y, np.minimum(X, np.float32(0.5)))"),
+        E("apply", "y = tc.apply(lambda r, c, v: tc.select(r == c, v, 0.0), x)",
+          "np.array_equal(Y, np.diag(np.diag(X)))"),
+        E("row_index col_index", "y = tc.select(tc.col_index(x) > tc.row_index(x), 0.0, x)",
+          "np.array_equal(Y, np.tril(X))"),
+        E("vector_type broadcast_row broadcast_col",
+          "first = tc.load(X[0, 0], tc.vector_type(x, \"col\"))  # 64 values, one a column\n"
+          "y = tc.broadcast_col(x, first)\ny += tc.broadcast_row(tc.empty(y.type), tc.row_max(y))",
+          "np.array_equal(Y, X[0] + np.full((64, 64), X[0].max()))"),
+        E("cast", "y = tc.cast(tc.cast(x, bf16), f32)", "np.allclose(Y, X, rtol=2**-8)"),
+    ),
+    FRAME,
+)  # fmt: skip
+
+MASKS = Family(
+    "masks",
+    "Masks: rows, columns, diagonals, windows",
+    """
+A mask writes in place, and gives the tile. Limits and offsets are ints or run-time s32 scalars, and may
+lie anywhere. Scope: warpgroup or warp. PTX: a comparison and a selection an element.
+""",
+    tuple("mask_cols mask_rows left_fill right_fill upper_fill lower_fill tril triu make_causal "
+          "make_window".split()),
+    (
         E("mask_cols mask_rows", "tc.mask_cols(x, n, 0.0)\ntc.mask_rows(x, 60, -1.0)\ny = x",
           ("not Y[:60, 5:].any()", "(Y[60:] == -1).all()")),
-        E("cast", "y = tc.cast(tc.cast(x, bf16), f32)", "np.allclose(Y, X, rtol=2**-8)"),
+        E("left_fill right_fill", "y = tc.right_fill(tc.left_fill(x, n), 60)",
+          ("not Y[:, :5].any() and not Y[:, 60:].any()", "np.array_equal(Y[:, 5:60], X[:, 5:60])")),
+        E("upper_fill lower_fill", "y = tc.lower_fill(tc.upper_fill(x, n), 60)",
+          ("not Y[:5].any() and not Y[60:].any()", "np.array_equal(Y[5:60], X[5:60])")),
+        E("tril", "y = tc.tril(x, -1)", "np.array_equal(Y, np.tril(X, -1))"),
+        E("triu", "y = tc.triu(x, n)", "np.array_equal(Y, np.triu(X, 5))"),
+        E("make_causal", "y = tc.make_causal(x, 0.0, row=n)  # the tile begins at query 5, key 0",
+          "np.array_equal(Y, np.tril(X, 5))"),
+        E("make_window", "y = tc.make_window(x, 2, 0, 0.0)  # the query's key and two before",
+          "np.array_equal(Y, np.triu(np.tril(X), -2))"),
     ),
     FRAME,
 )  # fmt: skip
