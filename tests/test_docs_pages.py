@@ -1,0 +1,61 @@
+"""Pages whose Python runs, block after block, and prints what they say.
+
+As a script, `python tests/test_docs_pages.py --write` puts what the blocks print into the pages.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import linecache
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+PAGES = ("guide.md", "memory-model.md")
+BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:```text\n(.*?)^```\n)?", re.S | re.M)
+
+
+def printed(page: Path) -> list[tuple[re.Match[str], str]]:
+    """Each Python block, and what it prints; errors name the page's own lines."""
+    text = page.read_text(encoding="utf-8")
+    names: dict[str, object] = {"__name__": "page"}
+    found = []
+    for block in BLOCK.finditer(text):
+        source = "\n" * text[: block.start(1)].count("\n") + block[1]
+        linecache.cache[str(page)] = (len(source), None, source.splitlines(True), str(page))
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            exec(compile(source, str(page), "exec", dont_inherit=True), names)
+        found.append((block, plain(out.getvalue())))
+    return found
+
+
+def plain(output: str) -> str:
+    """Output without folders, lines of the page, and lines of the PTX, which move."""
+    short = re.sub(r"(\.md):\d+", r"\1", output.replace(f"{DOCS.parent}/", ""))
+    return re.sub(r"PTX line \d+", "PTX line N", short)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_blocks_print_what_the_page_says(name: str):
+    found = printed(DOCS / name)
+    assert len(found) > 5
+    for block, output in found:
+        assert output == (block[2] or ""), f"{name}: {block[1][:200]}"
+
+
+def written(page: Path) -> str:
+    """The page with every text block as its Python block prints it."""
+    text = page.read_text(encoding="utf-8")
+    for block, output in reversed(printed(page)):
+        if block[2] is not None:
+            text = text[: block.start(2)] + output + text[block.end(2) :]
+    return text
+
+
+if __name__ == "__main__" and "--write" in sys.argv[1:]:
+    for page in PAGES:
+        (DOCS / page).write_text(written(DOCS / page), encoding="utf-8")
