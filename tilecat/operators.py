@@ -17,7 +17,7 @@ from .runtime import deferred
 from .runtime.arrays import ArrayView, empty, view
 
 HEAD_DIMS = (32, 64, 128)
-F32 = np.finfo(np.float32)
+SCALES = (2.0**-149, float(np.finfo(np.float32).max))  # positive and finite in f32
 
 
 @lru_cache(maxsize=16)
@@ -161,7 +161,7 @@ def attention(
 
 def _is_scale(value: Any) -> bool:
     number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-    return number and F32.smallest_subnormal <= value <= F32.max
+    return number and bool(SCALES[0] <= value <= SCALES[1])
 
 
 def _check_attention(query: ArrayView, key: ArrayView, value: ArrayView) -> None:

@@ -39,6 +39,7 @@ from ..ops.sync import (
     TestBarrier,
     WaitBarrier,
 )
+from .control import Entry
 from .scalars import Scalar, operand_of
 from .values import SharedTile, SharedVec
 
@@ -284,8 +285,9 @@ def elected() -> Iterator[None]:
 
     PTX: `elect.sync` in a warp; the first thread of a warpgroup.
     """
-    builder = current()
+    builder, entry = current(), Entry("tc.elected", 2)
     body = builder.child()
     builder.add(Elected(body))
     with builder.within(body, Scope.THREAD):
         yield
+    entry.check_left_at_the_end()

@@ -7,12 +7,13 @@ import linecache
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from types import FrameType
 from typing import Any
 
 from .. import dtypes
 from ..builder import current
-from ..errors import Loc, ScopeError
+from ..errors import Loc, ScopeError, is_user_frame
 from ..ir import Block, Scope, Value
 from ..ops.control import OneThread, Range, When
 from ..tiles import ScalarType
@@ -23,14 +24,67 @@ _WATCHED = (Scalar, Registers, SharedTile, int, float)
 _LINE = "a trace runs the block once"
 
 
-def _statement(frame: FrameType, first: int) -> ast.AST | None:
-    """The `for` or `with` statement that starts at a line, if its source is there."""
+@lru_cache(maxsize=32)
+def _statements(source: str) -> dict[int, ast.For | ast.With]:
+    """The `for` and `with` statements of a file, by their first line."""
     try:
-        tree = ast.parse("".join(linecache.getlines(frame.f_code.co_filename)))
+        tree = ast.parse(source)
     except SyntaxError:
-        return None
-    found = (n for n in ast.walk(tree) if isinstance(n, ast.For | ast.With) and n.lineno == first)
-    return next(found, None)
+        return {}
+    found = [n for n in ast.walk(tree) if isinstance(n, ast.For | ast.With)]
+    return {n.lineno: n for n in reversed(found)}
+
+
+def _statement(frame: FrameType, first: int) -> ast.For | ast.With | None:
+    """The `for` or `with` statement that starts at a line, if its source is there."""
+    return _statements("".join(linecache.getlines(frame.f_code.co_filename))).get(first)
+
+
+def _leaving(node: ast.AST, loops: int = 0) -> ast.stmt | None:
+    """The first `return`, `break` or `continue` inside a statement that leaves it."""
+    for inner in ast.iter_child_nodes(node):
+        if isinstance(inner, ast.Return) or (
+            not loops and isinstance(inner, ast.Break | ast.Continue)
+        ):
+            return inner
+        if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
+            continue
+        found = _leaving(inner, loops + isinstance(inner, ast.For | ast.While))
+        if found is not None:
+            return found
+    return None
+
+
+class Entry:
+    """Where a block of a `with` statement is entered: the trace must come to its end.
+
+    Args:
+        what: the block, for errors.
+        depth: frames between the statement and the caller.
+    """
+
+    def __init__(self, what: str, depth: int):
+        self.what = what
+        self.frame = sys._getframe(depth + 1)
+        self.first = self.frame.f_lineno
+
+    def check_left_at_the_end(self) -> None:
+        """Refuses a `return`, `break` or `continue` out of the block.
+
+        The trace would go on after it for all threads, and what is in between would be lost.
+        """
+        if not is_user_frame(self.frame):
+            return
+        statement = _statement(self.frame, self.first)
+        leaving = _leaving(statement) if isinstance(statement, ast.With) else None
+        if leaving is not None:
+            word = type(leaving).__name__.lower()
+            raise ScopeError(
+                f"{self.what}: the block cannot be left by {word}; {_LINE}, and all that follows "
+                "would be lost for the other threads too",
+                loc=Loc(self.frame.f_code.co_filename, leaving.lineno, leaving.col_offset),
+                hint="guard what follows by a condition of its own, e.g. with tc.otherwise():",
+            )
 
 
 def _updates_itself(frame: FrameType, first: int, name: str) -> Loc | None:
@@ -98,8 +152,8 @@ class _Watch:
 def range_(start: Any, stop: Any = None, step: Any = 1) -> Iterator[Scalar]:
     """`for i in tc.range(n)` or `tc.range(start, stop, step)`: a loop at run time.
 
-    The body is traced once. Steps must be positive. `break` and `continue` of the loop itself,
-    and rebinding a name to a new run-time value inside, are errors.
+    The body is traced once. Steps must be positive. `break` and `return` out of the loop, and
+    rebinding a name to a new run-time value inside, are errors.
     """
     if stop is None:
         start, stop = 0, start
@@ -132,11 +186,12 @@ def when(condition: Any) -> Iterator[None]:
     The body of a false Python bool is still traced, and then dropped.
     """
     builder = current()
-    watch = _Watch("tc.when", sys._getframe(2))
+    watch, entry = _Watch("tc.when", sys._getframe(2)), Entry("tc.when", 2)
     decided = operand_of(condition, "tc.when")
     if isinstance(decided, bool):
         with builder.within(builder.block if decided else builder.child()):
             yield
+        entry.check_left_at_the_end()
         builder.last_branch = (builder.block, len(builder.block.ops), decided)
         return
     if not isinstance(decided, Value) or decided.type != ScalarType(dtypes.pred):
@@ -148,6 +203,7 @@ def when(condition: Any) -> Iterator[None]:
     builder.add(op)
     with builder.within(op.body):
         yield
+    entry.check_left_at_the_end()
     watch.check(op.body)
     builder.last_branch = (builder.block, len(builder.block.ops), op)
 
@@ -156,7 +212,7 @@ def when(condition: Any) -> Iterator[None]:
 def otherwise() -> Iterator[None]:
     """`with tc.otherwise():` right after a `tc.when` block: its else branch."""
     builder = current()
-    watch = _Watch("tc.otherwise", sys._getframe(2))
+    watch, entry = _Watch("tc.otherwise", sys._getframe(2)), Entry("tc.otherwise", 2)
     here = (builder.block, len(builder.block.ops))
     if builder.last_branch is None or builder.last_branch[:2] != here:
         raise ScopeError(
@@ -167,18 +223,21 @@ def otherwise() -> Iterator[None]:
     if isinstance(branch, bool):
         with builder.within(builder.child() if branch else builder.block):
             yield
+        entry.check_left_at_the_end()
         return
     branch.orelse = builder.child()
     with builder.within(branch.orelse):
         yield
+    entry.check_left_at_the_end()
     watch.check(branch.orelse)
 
 
 @contextmanager
 def one_thread(first: Any = 0) -> Iterator[None]:
     """A section executed by thread `first` of the CTA alone."""
-    builder = current()
+    builder, entry = current(), Entry("tc.one_thread", 2)
     body = builder.child()
     builder.add(OneThread(operand_of(first, "tc.one_thread"), body))
     with builder.within(body, Scope.THREAD):
         yield
+    entry.check_left_at_the_end()

@@ -81,7 +81,7 @@ def broadcast(name: str, sources: tuple[Operand, ...]) -> RegType:
 def _fitting_vector(kind: RegVecType, fits: list[RegVecType]) -> str:
     """The vectors a tile goes with; of the length given, if there is one."""
     meant = [v for v in fits if v.length == kind.length] or fits
-    return " or ".join(f"{v} ({v.axis} vector)" for v in meant)
+    return " or ".join(map(str, meant))
 
 
 def _outer(name: str, vectors: Sequence[RegVecType]) -> RegType:
