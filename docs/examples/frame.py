@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import linecache
+import re
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 import tilecat as tc
+
+
+DOCSTRING_EXAMPLE = re.compile(r"Example: `(.+?)`; after it `(.+?)`")
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,16 @@ class Family:
     frame: str = ""
     objects: Mapping[str, Any] = field(default_factory=dict)
     notes: Mapping[str, str] = field(default_factory=dict)
+
+
+def from_docstrings(package: Any, names: Iterable[str]) -> tuple[Example, ...]:
+    """Examples that stand in docstrings: Example: `CODE`; after it `CHECK`."""
+    found = []
+    for name in names:
+        match = DOCSTRING_EXAMPLE.search(getattr(package, name).__doc__ or "")
+        if match:
+            found.append(Example((name,), match[1], match[2]))
+    return tuple(found)
 
 
 def arrays() -> dict[str, Any]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import tilecat as tc
+from tilecat.language import maps
 
-from .frame import Example, Family
+from .frame import Example, Family, from_docstrings
 
 FRAME = """
 @tc.kernel
@@ -44,12 +45,9 @@ is there, which may be an operand.
 Unless an entry says otherwise, scope: warpgroup or warp, and PTX: the instruction of that name, one a
 register (`add`, `max`, `ex2.approx.ftz`, ...). A conversion leaves every element in its thread.
 """,
-    tuple(
-        "full zeros empty fill cast absolute relu maximum minimum clamp mul div fma exp exp2 log "
-        "log2 pow rcp sqrt rsqrt tanh sin cos erf gelu sigmoid silu softplus floor ceil round trunc "
-        "select apply row_index col_index broadcast_row broadcast_col vector_type".split()
-    ),
+    ("full", "zeros", "empty", "fill", "cast", *maps.__all__),
     (
+        *from_docstrings(tc, maps.__all__),
         E("full", "y = x + tc.full(rt[f32, 64, 64], s)", "np.array_equal(Y, X + np.float32(0.5))"),
         E("zeros", "y = tc.zeros(rt[f32, 64, 64])", "not Y.any()"),
         E("empty fill",

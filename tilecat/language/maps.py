@@ -21,6 +21,13 @@ from .scalars import Scalar, unary
 from .scalars import select as select_scalar
 from .values import Registers, RegTile, RegVec, apply_map, registers_of, source_of, wrap
 
+__all__ = [
+    "absolute", "apply", "broadcast_col", "broadcast_row", "ceil", "clamp", "col_index", "cos",
+    "div", "erf", "exp", "exp2", "floor", "fma", "gelu", "log", "log2", "maximum", "minimum", "mul",
+    "pow", "rcp", "relu", "round", "row_index", "rsqrt", "select", "sigmoid", "silu", "sin",
+    "softplus", "sqrt", "tanh", "trunc", "vector_type",
+]  # fmt: skip
+
 
 def _map1(name: str, x: Any, out: Any, accurate: bool = False) -> Any:
     if isinstance(x, Scalar) and not accurate:
