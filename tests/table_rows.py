@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import map_rows
+import reduce_rows
 from table import cases_of, quick_cases
 
-CASES = cases_of(map_rows.ROWS)
+CASES = cases_of(map_rows.ROWS + reduce_rows.ROWS)
 QUICK_CASES = quick_cases(CASES)

@@ -8,23 +8,25 @@ from ..ir import Value
 from ..ops.memory import AllocScratch
 from ..ops.reduce import REDUCTIONS, Reduce, ReduceVector, Total, scratch_bytes
 from ..tiles import RegTileType, RegVecType
+from .maps import col_index, row_index, select
 from .scalars import Scalar
 from .values import RegTile, RegVec, registers_of, wrap
 
 
-def _scratch(num_bytes: int) -> Value | None:
-    """The kernel's scratch, at least `num_bytes` a warpgroup; None for 0."""
+def scratch(num_bytes: int, *, of_warps: bool = False) -> Value | None:
+    """The kernel's scratch, at least `num_bytes` a warpgroup (or warp); None for 0."""
     if not num_bytes:
         return None
     builder = current()
     body = builder.kernel.body
-    op = next((op for op in body.ops if isinstance(op, AllocScratch)), None)
+    known = (op for op in body.ops if isinstance(op, AllocScratch) and op.of_warps == of_warps)
+    op = next(known, None)
     if op is None:
         with builder.within(body):
-            op = AllocScratch()
+            op = AllocScratch(of_warps=of_warps)
             builder.add(op)
         body.ops.insert(0, body.ops.pop())  # ahead of the roles, which end the kernel
-    op.num_bytes = max(op.num_bytes, num_bytes)
+    op.num_bytes = max(op.num_bytes, num_bytes * (4 if of_warps else 1))
     return op.result
 
 
@@ -33,7 +35,7 @@ def _along(name: str, axis: str, tile: RegTile, initial: RegVec | None, partial:
     kind = source.type
     needs = scratch_bytes(kind, axis) if isinstance(kind, RegTileType) else 0
     start = None if initial is None else registers_of(initial, f"{axis}_{name}: initial")
-    op = Reduce(name, axis, source, start, _scratch(needs), partial)
+    op = Reduce(name, axis, source, start, scratch(needs), partial)
     return wrap(add(op).result)  # type: ignore[no-any-return]
 
 
@@ -107,7 +109,7 @@ def reduce_vector(name: str, vector: RegVec) -> Scalar:
     source = registers_of(vector, name)
     kind = source.type
     needs = scratch_bytes(kind, "row") if isinstance(kind, RegVecType) else 0
-    return Scalar(add(ReduceVector(name, source, _scratch(needs))).result)
+    return Scalar(add(ReduceVector(name, source, scratch(needs))).result)
 
 
 def tile_max(tile: RegTile) -> Scalar:
@@ -140,3 +142,36 @@ def total(vector: RegVec) -> RegVec:
     return wrap(add(Total(registers_of(vector, "total"))).result)  # type: ignore[no-any-return]
 
 
+def hasnan(tile: RegTile) -> Scalar:
+    """Whether some element of a tile is NaN: a condition, the same in every thread."""
+    widest = reduce_vector("max_nan", _along("max_nan", "row", tile, None, False))
+    return ~(widest == widest)  # type: ignore[no-any-return]
+
+
+def row_argmax(tile: RegTile) -> RegVec:
+    """The column of each row's largest element, the first of equal ones, as an s32 vector.
+
+    NaN elements are ignored; a row of nothing but NaN gives 2**31 - 1.
+    """
+    return _arg("row", "max", tile)
+
+
+def row_argmin(tile: RegTile) -> RegVec:
+    """The column of each row's smallest element; see `row_argmax`."""
+    return _arg("row", "min", tile)
+
+
+def col_argmax(tile: RegTile) -> RegVec:
+    """The row of each column's largest element; see `row_argmax`."""
+    return _arg("col", "max", tile)
+
+
+def col_argmin(tile: RegTile) -> RegVec:
+    """The row of each column's smallest element; see `row_argmax`."""
+    return _arg("col", "min", tile)
+
+
+def _arg(axis: str, name: str, tile: RegTile) -> RegVec:
+    best = _along(name, axis, tile, None, False)
+    index = col_index(tile) if axis == "row" else row_index(tile)
+    return _along("min", axis, select(tile == best, index, 2**31 - 1), None, False)

@@ -35,6 +35,7 @@ from .scalar import (
     WarpgroupIndex,
     WarpIndex,
 )
+from .scan import Scan
 from .shared_vectors import LoadVector, StoreVector
 from .sync import (
     AllocBarriers,
@@ -50,6 +51,7 @@ from .sync import (
 )
 from .tma import BulkLoad, BulkStore, BulkWait, TmaLoad, TmaPrefetch, TmaStore
 from .turns import Turn
+from .vectors import ChangeVector
 from .views import ViewRegisters
 
 ALL_OPS: tuple[type[Op], ...] = (
@@ -64,6 +66,7 @@ ALL_OPS: tuple[type[Op], ...] = (
     CopyByThreads, CopyAsync, CopyGroup, CopyArrive, AtomicGlobal, AtomicShared, AtomicVector,
     Mma, WarpMma, MmaWait, ViewRegisters,
     ChangeLayout, AllocRegisters, Map, Fill, Spread, Mask, CompareElements, SelectElements, Indices,
+    ChangeVector, Scan,
     Reduce, ReduceVector, Total, Cast, Inline, Print, DeviceAssert, Turn,
 )  # fmt: skip
 

@@ -131,7 +131,7 @@ class SelectElements(Op):
                 hint="(p & a) | (~p & b)",
             )
         if not isinstance(shape, ScalarType):
-            _check_condition(shape, whole)
+            check_condition("select", shape, whole)
         for value in numbers:
             check_fits("select", value.type, whole)
         return whole
@@ -166,13 +166,17 @@ def _number(*values: Operand) -> dtypes.DType:
     return dtypes.f32 if any(isinstance(v, float) for v in values) else dtypes.s32
 
 
-def _check_condition(shape: RegType, whole: RegType) -> None:
-    """The conditions lie where the numbers do, or are a vector of the tile's."""
+def check_condition(name: str, shape: RegType, whole: RegType) -> None:
+    """The conditions lie where the numbers do, or are a vector of the tile's.
+
+    Raises:
+        LayoutError: they do not.
+    """
     wanted = _as(whole, dtypes.pred)
     if isinstance(shape, RegVecType) and isinstance(whole, RegTileType):
-        check_fits("select", shape, whole)
+        check_fits(name, shape, whole)
     elif shape != wanted:
-        raise LayoutError(f"select: conditions lie as the numbers do, got {shape} with {whole}")
+        raise LayoutError(f"{name}: conditions lie as the numbers do, got {shape} with {whole}")
 
 
 @dataclass(eq=False)

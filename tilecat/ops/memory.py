@@ -60,10 +60,12 @@ class AllocShared(Op):
 class AllocScratch(Op):
     """Shared bytes of each warpgroup for exchanges between its warps.
 
-    One a kernel, as large as its hungriest op; every op leaves it free.
+    One a kernel, as large as its hungriest op; every op leaves it free. Ops that a warp executes
+    by itself have another, of which each warp has a quarter (`of_warps`).
     """
 
     num_bytes: int = attribute(default=0)
+    of_warps: bool = attribute(default=False)
 
     def infer(self) -> tuple[TileType, ...]:
         """Plain bytes."""

@@ -39,6 +39,7 @@ REDUCTIONS = {
     "min": Reduction("min.f32", "min.s32"),
     "sum": Reduction("add.rn.f32", "add.s32"),
     "prod": Reduction("mul.rn.f32", "mul.lo.s32"),
+    "max_nan": Reduction("max.NaN.f32", "max.s32"),
     "absmax": Reduction("max.f32", "max.s32", absolute=True),
 }
 
