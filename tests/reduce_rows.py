@@ -84,7 +84,8 @@ REDUCTIONS = (
     *(Row(f"{axis}_arg{name}", lambda k, f=f"{axis}_arg{name}": getattr(tc, f)(k.x),
           argument(getattr(np, f"arg{name}"), 1 if axis == "row" else 0), EVERY, out=s32)
       for axis in ("row", "col") for name in ("max", "min")),
-    *(Row(f"reduce_vector {axis} {name}", lambda k, a=axis, n=name: tc.reduce_vector(n, getattr(k, a)),
+    *(Row(f"reduce_vector {axis} {name}",
+          lambda k, a=axis, n=name: tc.reduce_vector(n, getattr(k, a)),
           lambda k, a=axis, n=name: getattr(getattr(k, a), n)(), WIDE, ulps=8,
           floor=lambda k, a=axis: abs(getattr(k, a)).sum())
       for axis in "rc" for name in ("max", "min", "sum")),

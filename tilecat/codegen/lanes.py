@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ..ir import Value
 from ..layouts import AccessPlan, LaneTerm
+from ..ops.memory import AllocScratch
 from ..ptx import instructions as ptx
 
 if TYPE_CHECKING:
@@ -33,6 +34,21 @@ def access_addresses(w: Writer, tile: Value, plan: AccessPlan) -> list[str]:
         extra = base.offset + access.add
         found.append(f"{starts[access.flip]}+{extra}" if extra else starts[access.flip])
     return found
+
+
+def scratch_address(w: Writer, op: AllocScratch, base: str, offset: int) -> str:
+    """Address of this warpgroup's scratch, or of this warp's part of it."""
+    owner = None if op.of_warps else w.warpgroup()
+
+    def build(register: str) -> None:
+        if owner is None:
+            w.line(ptx.alu("shr.u32", register, w.tid(), 5))
+            w.line(ptx.alu("mad.lo.u32", register, register, op.num_bytes // 4, base))
+        else:
+            w.line(ptx.alu("mad.lo.u32", register, owner, op.num_bytes, base))
+        w.line(ptx.alu("add.u32", register, register, offset))
+
+    return w.local(("scratch", op.of_warps), "b32", "scratch", build)
 
 
 def _lane_byte(w: Writer, plan: AccessPlan) -> str:

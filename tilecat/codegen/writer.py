@@ -291,29 +291,12 @@ class Writer:
         self.line(ptx.alu("add.u32", number, self.warpgroup(), 1))
         self.line(ptx.bar_sync(number, 128))
 
-    def sync_scope(self, warps: int) -> None:
-        """All threads of the warpgroup (4 warps) or of the warp (1) meet."""
-        if warps == 1:
-            self.line(ptx.bar_warp_sync())
-        else:
-            self.sync_warpgroup()
-
     def scratch(self, value: Value) -> str:
         """Address of this warpgroup's scratch, or of this warp's part of it."""
         op = value.op
         assert isinstance(op, AllocScratch), "scratch comes from AllocScratch"
         base = Address(self.smem(), self.checked.offset(op))
-        number, owner = op.num_bytes, self.warpgroup()
-
-        def build(register: str) -> None:
-            if op.of_warps:
-                self.line(ptx.alu("shr.u32", register, self.tid(), 5))
-                self.line(ptx.alu("mad.lo.u32", register, register, number // 4, base.base))
-            else:
-                self.line(ptx.alu("mad.lo.u32", register, owner, number, base.base))
-            self.line(ptx.alu("add.u32", register, register, base.offset))
-
-        return self.local(("scratch", op.of_warps), "b32", "scratch", build)
+        return lanes.scratch_address(self, op, base.base, base.offset)
 
     def elected(self, scope: Scope) -> str | None:
         """Predicate that leaves one thread of the scope; None where one runs anyway."""

@@ -24,7 +24,7 @@ from .elementwise import (
 from .scalar import Operand, common_dtype
 
 
-def _as(kind: RegType, dtype: dtypes.DType) -> RegType:
+def as_dtype(kind: RegType, dtype: dtypes.DType) -> RegType:
     """The same places, of another dtype."""
     if isinstance(kind, RegTileType):
         return kind.cast(dtype)
@@ -60,7 +60,7 @@ class CompareElements(Op):
                 f"{self.name}: conditions are not compared, got {kind}",
                 hint="combine them with &, |, ^ and ~",
             )
-        return (_as(kind, dtypes.pred),)
+        return (as_dtype(kind, dtypes.pred),)
 
     def effects(self) -> tuple[Effect, ...]:
         """Reads both, writes the result."""
@@ -120,7 +120,7 @@ class SelectElements(Op):
     def _kind(self, shape: RegType | ScalarType, numbers: list[Any]) -> RegType:
         if not numbers:
             assert not isinstance(shape, ScalarType), "the caller looked"
-            whole = _as(shape, _number(self.a, self.b))
+            whole = as_dtype(shape, _number(self.a, self.b))
         else:
             whole = broadcast("select", (self.a, self.b))
             if isinstance(shape, RegTileType) and isinstance(whole, RegVecType):
@@ -145,7 +145,7 @@ class SelectElements(Op):
         """One `selp` an element."""
         target = self.out if self.out is not None else self.result
         kind = self.kind
-        (conditions,) = element_operands(w, _as(kind, dtypes.pred), (self.p,))
+        (conditions,) = element_operands(w, as_dtype(kind, dtypes.pred), (self.p,))
         a, b = element_operands(w, kind, (self.a, self.b))
         register, dst = register_kind(kind.dtype), w.regs(target)
         kept = isinstance(kind, RegVecType) or whole_registers(kind.dtype)
@@ -172,7 +172,7 @@ def check_condition(name: str, shape: RegType, whole: RegType) -> None:
     Raises:
         LayoutError: they do not.
     """
-    wanted = _as(whole, dtypes.pred)
+    wanted = as_dtype(whole, dtypes.pred)
     if isinstance(shape, RegVecType) and isinstance(whole, RegTileType):
         check_fits(name, shape, whole)
     elif shape != wanted:

@@ -18,9 +18,9 @@ from ..errors import DTypeError, LayoutError
 from ..ir import TILE_SCOPES, Access, Effect, Op, Scope, SharedRequest, Value, attribute, operand
 from ..ptx import instructions as ptx
 from ..tiles import RegTileType, RegVecType, TileType
-from .conditions import check_condition
+from .conditions import as_dtype, check_condition
 from .elements import pack, register_kind, unpack
-from .elementwise import RegType, element_count, element_operands, vector_of
+from .elementwise import RegType, element_count, element_operands
 from .reduce import exchange_requests
 
 
@@ -260,9 +260,8 @@ class Scan(Op):
         return left, own
 
     def _flags(self, w: Any, kind: RegType) -> list[str]:
-        tile = isinstance(kind, RegTileType)
-        shape = kind.cast(dtypes.pred) if tile else vector_of(kind, dtypes.pred)
-        (tests,) = element_operands(w, shape, (self.starts,))  # type: ignore[arg-type]
+        assert self.starts is not None, "the caller looked"
+        (tests,) = element_operands(w, as_dtype(kind, dtypes.pred), (self.starts,))
         found: dict[str, str] = {}
         for test in tests:
             if test not in found:
@@ -315,9 +314,7 @@ class Scan(Op):
                 carries[line] = e.combine(carries[line], alls[line])
         return found
 
-    def _across_warps(
-        self, e: _Emitter, totals: list[Part]
-    ) -> tuple[list[Part], list[Part]]:
+    def _across_warps(self, e: _Emitter, totals: list[Part]) -> tuple[list[Part], list[Part]]:
         """For each line what earlier warps have, and what all have."""
         if self.scratch is None:
             return [e.none()] * len(totals), totals

@@ -70,7 +70,7 @@ class ChangeVector(Op):
         for held, place in zip(w.regs(self.vector), vector_places(source), strict=True):
             inside = w.both(owner, _inside(w, source, place))
             w.line(ptx.st_shared(register, f"{at}+{4 * place}", held), pred=inside)
-        w.sync_scope(source.warps)
+        _sync(w, source.warps)
         at = _address(w, self.kind, base)
         for target, place in zip(w.regs(self.result), vector_places(self.kind), strict=True):
             inside = _inside(w, self.kind, place)
@@ -78,7 +78,15 @@ class ChangeVector(Op):
                 zero = "0f00000000" if register == "f32" else "0"
                 w.line(ptx.alu(f"mov.{register}", target, zero))
             w.line(ptx.ld_shared(register, target, f"{at}+{4 * place}"), pred=inside)
-        w.sync_scope(source.warps)
+        _sync(w, source.warps)
+
+
+def _sync(w: Any, warps: int) -> None:
+    """All threads of the warpgroup (4 warps) or of the warp (1) meet."""
+    if warps == 1:
+        w.line(ptx.bar_warp_sync())
+    else:
+        w.sync_warpgroup()
 
 
 def _address(w: Any, kind: RegVecType, base: str) -> str:

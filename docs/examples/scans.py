@@ -1,0 +1,43 @@
+"""Scans and vectors: examples of the reference."""
+
+from __future__ import annotations
+
+from .frame import Family
+from .maps import FRAME, E
+
+SCANS = Family(
+    "scans",
+    "Scans, vectors, positions of extrema",
+    """
+A scan runs along an axis of a tile or along a vector. A vector has one of three layouts: one value
+a row (aligned), one a column (orthogonal), both copied where a tile of that shape has its elements,
+or plain, without copies.
+""",
+    tuple(
+        "cumsum cumprod cummax cummin decay_tile to_row_vector to_col_vector to_plain hasnan "
+        "row_argmax row_argmin col_argmax col_argmin".split()
+    ),
+    (
+        E("cumsum", "y = tc.cumsum(x, \"col\", starts=x > 2.0)  # along rows, anew at large values",
+          "np.isfinite(Y).all()"),
+        E("cumprod", "y = tc.cumprod(tc.sigmoid(x), \"col\")", "(Y[:, 9] < 1).all()"),
+        E("cummax", "y = tc.cummax(x, \"row\")", "np.array_equal(Y, np.maximum.accumulate(X, 0))"),
+        E("cummin", "y = tc.cummin(x, \"col\", reverse=True)",
+          "np.array_equal(Y[:, 0], X.min(1))"),
+        E("decay_tile", "y = tc.decay_tile(-tc.row_absmax(x))  # log-decays of 64 steps",
+          ("np.allclose(np.diag(Y), 1)", "not np.triu(Y, 1).any()")),
+        E("to_row_vector to_col_vector", "y = x + tc.to_col_vector(tc.row_max(x))",
+          "np.allclose(Y, X + X.max(1))"),
+        E("to_plain", "v = tc.to_plain(tc.row_max(x))  # one value a thread\n"
+          "y = x + tc.to_row_vector(v)", "np.allclose(Y, X + X.max(1, keepdims=True))"),
+        E("hasnan", "y = tc.full(rt[f32, 64, 64], tc.select(tc.hasnan(x), 1.0, 0.0))",
+          "not Y.any()"),
+        E("row_argmax row_argmin",
+          "y = tc.zeros(rt[f32, 64, 64]) + tc.cast(tc.row_argmax(x) - tc.row_argmin(x), f32)",
+          "np.array_equal(Y[:, 0], X.argmax(1) - X.argmin(1))"),
+        E("col_argmax col_argmin",
+          "y = tc.zeros(rt[f32, 64, 64]) + tc.cast(tc.col_argmax(x) - tc.col_argmin(x), f32)",
+          "np.array_equal(Y[0], X.argmax(0) - X.argmin(0))"),
+    ),
+    FRAME,
+)  # fmt: skip
