@@ -13,7 +13,6 @@ import numpy as np
 
 import tilecat as tc
 
-
 DOCSTRING_EXAMPLE = re.compile(r"Example: `(.+?)`; after it `(.+?)`")
 
 
