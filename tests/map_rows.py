@@ -57,6 +57,7 @@ MAPS = (
     Row("sigmoid", lambda k: tc.sigmoid(k.x), lambda k: 1 / (1 + np.exp(-k.x)), ulps=12),
     Row("silu", lambda k: tc.silu(k.x), lambda k: k.x / (1 + np.exp(-k.x)), ulps=12),
     Row("softplus", lambda k: tc.softplus(k.x), lambda k: log1p_exp(k.x), ulps=12),
+    Row("softsign", lambda k: tc.softsign(k.x), lambda k: k.x / (1 + abs(k.x)), ulps=3),
     Row("pow", lambda k: tc.pow(k.y, k.x), lambda k: k.y**k.x, ulps=24, data="positive"),
     Row("floor", lambda k: tc.floor(k.x), lambda k: np.floor(k.x), EVERY),
     Row("ceil", lambda k: tc.ceil(k.x), lambda k: np.ceil(k.x), EVERY),

@@ -25,7 +25,7 @@ __all__ = [
     "absolute", "apply", "broadcast_col", "broadcast_row", "ceil", "clamp", "col_index", "cos",
     "div", "erf", "exp", "exp2", "floor", "fma", "gelu", "log", "log2", "maximum", "minimum", "mul",
     "pow", "rcp", "relu", "round", "row_index", "rsqrt", "select", "sigmoid", "silu", "sin",
-    "softplus", "sqrt", "tanh", "trunc", "vector_type",
+    "softplus", "softsign", "sqrt", "tanh", "trunc", "vector_type",
 ]  # fmt: skip
 
 
@@ -128,6 +128,14 @@ def silu(x: Any, out: Any = None) -> Any:
 def softplus(x: Any, out: Any = None) -> Any:
     """`ln(1 + e**x)`: relative 2**-22 (1 + |x|), tails included."""
     return apply_map("softplus", x, out=out)
+
+
+def softsign(x: Any, out: Any = None) -> Any:
+    """`x / (1 + |x|)`, 3 ulp; NaN for an infinite x.
+
+    Example: `y = tc.softsign(x)`; after it `np.allclose(Y, X / (1 + abs(X)), rtol=1e-6)`
+    """
+    return apply_map("softsign", x, out=out)
 
 
 def pow(x: Any, y: Any, out: Any = None) -> Any:

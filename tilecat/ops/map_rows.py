@@ -85,6 +85,15 @@ MAPS: dict[str, MapRow] = {
         "1/sqrt(a) from two correctly rounded steps; 1 ulp",
     ),
     "tanh": MapRow(1, (("tanh.approx.f32", "a"),), "tanh a; relative 2**-11"),
+    "softsign": MapRow(
+        1,
+        (
+            ("abs.f32", "a", "t"),
+            ("add.rn.f32", f"t {ptx.f32_literal(1.0)}", "t"),
+            ("div.full.ftz.f32", "a t"),
+        ),
+        "a / (1 + |a|); 3 ulp",
+    ),
     "sin": MapRow(
         1, (("sin.approx.ftz.f32", "a"),), "sin a; absolute 2**-20.5 for |a| <= pi, then growing"
     ),
