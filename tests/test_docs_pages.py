@@ -47,6 +47,19 @@ def test_blocks_print_what_the_page_says(name: str):
         assert output == (block[2] or ""), f"{name}: {block[1][:200]}"
 
 
+def test_lines_of_the_added_op_are_still_there():
+    page = (DOCS / "design" / "adding-an-op.md").read_text(encoding="utf-8")
+    diff = re.search(r"^```diff\n(.*?)^```", page, re.S | re.M)[1]
+    files = re.split(r"^\+\+\+ b/(.*)\n", diff, flags=re.M)
+    added = 0
+    for name, text in zip(files[1::2], files[2::2], strict=True):
+        source = (DOCS.parent / name).read_text(encoding="utf-8").splitlines()
+        lines = [x[1:] for x in text.splitlines() if x[:1] == "+" and '"softplus", "soft' not in x]
+        assert [line for line in lines if line not in source] == []
+        added += len(lines)
+    assert added == 18 and len(files[1::2]) == 3
+
+
 def written(page: Path) -> str:
     """The page with every text block as its Python block prints it."""
     text = page.read_text(encoding="utf-8")
