@@ -31,12 +31,18 @@ def atomic_add(destination: Any, source: Any) -> None:
 
 
 def atomic_min(destination: Any, source: Any) -> None:
-    """`destination = min(destination, source)`, of s32 and u32; as `atomic_add`."""
+    """`destination = min(destination, source)`, of s32 and u32; as `atomic_add`.
+
+    Scope: warpgroup, warp. PTX: `red.min`.
+    """
     _atomic("min", destination, source)
 
 
 def atomic_max(destination: Any, source: Any) -> None:
-    """`destination = max(destination, source)`, of s32 and u32; as `atomic_add`."""
+    """`destination = max(destination, source)`, of s32 and u32; as `atomic_add`.
+
+    Scope: warpgroup, warp. PTX: `red.max`.
+    """
     _atomic("max", destination, source)
 
 

@@ -112,6 +112,8 @@ class Barrier:
         Args:
             parity: 0 or 1.
             suspend: the thread may be suspended for a while before it answers no.
+
+        Scope: any. PTX: `mbarrier.try_wait.parity`; `mbarrier.test_wait.parity` without `suspend`.
         """
         found = self._parity(parity, "try_wait")
         return Scalar(add(TestBarrier(self.op.result, self.index, found, suspend)).result)
@@ -161,6 +163,8 @@ def barriers(count: int, arrivals: int = 1) -> Barriers:
     Raises:
         ResourceError: counts that an mbarrier cannot have.
         ScopeError: inside a block.
+
+    Scope: CTA. PTX: `mbarrier.init.shared::cta.b64`, and a barrier of all threads.
     """
     for name, value, most in (("count", count, 4096), ("arrivals", arrivals, MAX_ARRIVALS)):
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
@@ -180,7 +184,10 @@ def barriers(count: int, arrivals: int = 1) -> Barriers:
 
 
 def barrier(arrivals: int = 1) -> Barrier:
-    """One mbarrier; see `tc.barriers`."""
+    """One mbarrier; see `tc.barriers`.
+
+    Scope: CTA. PTX: `mbarrier.init.shared::cta.b64`.
+    """
     return barriers(1, arrivals)[0]
 
 
@@ -249,7 +256,10 @@ def barrier_sync(number: Any, threads: int) -> None:
 
 
 def barrier_arrive(number: Any, threads: int) -> None:
-    """Arrives at named barrier `number` of `threads` threads, and goes on. PTX: `bar.arrive`."""
+    """Arrives at named barrier `number` of `threads` threads, and goes on. PTX: `bar.arrive`.
+
+    Args as `barrier_sync`. Scope: warp, warpgroup.
+    """
     add(NamedBarrier(_named(number, threads, "barrier_arrive"), threads, wait=False))
 
 
@@ -260,6 +270,8 @@ def fence(among: str) -> None:
     """Orders this thread's accesses for threads `among` cta, cluster, gpu or sys.
 
     PTX: `fence.acq_rel`.
+
+    Scope: any.
     """
     if among not in _FENCES:
         raise DTypeError(f"fence: among {', '.join(_FENCES)}, got {among!r}")
@@ -273,6 +285,8 @@ def fence_async(space: str = "shared") -> None:
         space: "shared", "cluster" (shared memory of the whole cluster) or "global".
 
     PTX: `fence.proxy.async`.
+
+    Scope: any.
     """
     if space not in _SPACES:
         raise DTypeError(f"fence_async: a space is {', '.join(_SPACES)}, got {space!r}")
@@ -284,6 +298,8 @@ def elected() -> Iterator[None]:
     """`with tc.elected():` a section executed by one thread of the warp or warpgroup.
 
     PTX: `elect.sync` in a warp; the first thread of a warpgroup.
+
+    Scope: warpgroup, warp; the body is one thread's.
     """
     builder, entry = current(), Entry("tc.elected", 2)
     body = builder.child()

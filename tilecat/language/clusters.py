@@ -33,6 +33,8 @@ def cluster(size: int) -> Scalar:
     shared memory. CTA c of the grid is in cluster c // size.
 
     PTX: `.reqnctapercluster`, `.explicitcluster`.
+
+    Scope: CTA, first in the kernel.
     """
     builder = current()
     if isinstance(size, bool) or not isinstance(size, int) or not 2 <= size <= MAX_CLUSTER:
@@ -45,17 +47,26 @@ def cluster(size: int) -> Scalar:
 
 
 def cluster_rank() -> Scalar:
-    """Rank of this CTA in its cluster."""
+    """Rank of this CTA in its cluster.
+
+    Scope: any. PTX: `%cluster_ctarank`.
+    """
     return Scalar(add(SpecialRegister("%cluster_ctarank")).result)
 
 
 def cluster_id() -> Scalar:
-    """Number of this cluster on the grid."""
+    """Number of this cluster on the grid.
+
+    Scope: any. PTX: `%clusterid.x`.
+    """
     return Scalar(add(SpecialRegister("%clusterid.x")).result)
 
 
 def num_clusters() -> Scalar:
-    """Clusters on the grid."""
+    """Clusters on the grid.
+
+    Scope: any. PTX: `%nclusterid.x`.
+    """
     return Scalar(add(SpecialRegister("%nclusterid.x")).result)
 
 
@@ -66,12 +77,18 @@ def _barrier(arrive: bool, wait: bool, name: str) -> None:
 
 
 def cluster_arrive() -> None:
-    """Arrives at the barrier of all threads of the cluster, and goes on."""
+    """Arrives at the barrier of all threads of the cluster, and goes on.
+
+    Scope: warp, warpgroup, CTA. PTX: `barrier.cluster.arrive.release`.
+    """
     _barrier(True, False, "cluster_arrive")
 
 
 def cluster_wait() -> None:
-    """Waits until all threads of the cluster have arrived; once for each arrival."""
+    """Waits until all threads of the cluster have arrived; once for each arrival.
+
+    Scope: warp, warpgroup, CTA. PTX: `barrier.cluster.wait.acquire`.
+    """
     _barrier(False, True, "cluster_wait")
 
 
@@ -89,6 +106,8 @@ def peer(tile: Any, rank: Any) -> PeerTile:
 
     `tc.load`, `tc.store` and `tc.copy_to_peer` reach it. It must be there: `tc.cluster_sync`
     before the first access, and before a CTA leaves. PTX: `mapa`.
+
+    Scope: any.
     """
     if not isinstance(tile, SharedTile | SharedVec):
         raise LayoutError(f"peer: of a shared tile or vector, got {tile!r}")
@@ -120,6 +139,8 @@ def grid_wait() -> None:
 
     A kernel with it may start while they end (programmatic dependent launch): what it does before
     must not depend on them. PTX: `griddepcontrol.wait`.
+
+    Scope: any.
     """
     current().kernel.facts["dependent"] = True
     add(GridDependency(wait=True))
@@ -129,5 +150,7 @@ def grid_launch() -> None:
     """Lets the next kernel of the stream start, if it has a `tc.grid_wait`, while this one ends.
 
     PTX: `griddepcontrol.launch_dependents`.
+
+    Scope: any.
     """
     add(GridDependency(wait=False))

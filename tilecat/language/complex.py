@@ -111,6 +111,8 @@ def complex_tile(re: Any, im: Any, *, sum: Any = None) -> ComplexTile:
 
     Raises:
         LayoutError: the parts are not tiles of one type.
+
+    Scope: any. PTX: none.
     """
     parts = [re, im] if sum is None else [re, im, sum]
     for part in parts:
@@ -136,6 +138,8 @@ def complex_pairs(tile: RegTile) -> ComplexTile:
 
     Raises:
         LayoutError: elements of fewer bits, which share registers, or another fragment.
+
+    Scope: warpgroup, warp. PTX: none.
     """
     if not isinstance(tile, RegTile):
         raise LayoutError(

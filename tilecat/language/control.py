@@ -154,6 +154,8 @@ def range_(start: Any, stop: Any = None, step: Any = 1) -> Iterator[Scalar]:
 
     The body is traced once. Steps must be positive. `break` and `return` out of the loop, and
     rebinding a name to a new run-time value inside, are errors.
+
+    Bounds are ints or s32 scalars, `stop` excluded. Scope: any. PTX: `setp`, `bra`.
     """
     if stop is None:
         start, stop = 0, start
@@ -184,6 +186,8 @@ def when(condition: Any) -> Iterator[None]:
     """`with tc.when(condition):` a branch at run time; a Python bool decides while tracing.
 
     The body of a false Python bool is still traced, and then dropped.
+
+    Scope: any; a warp may take both branches. PTX: `bra`.
     """
     builder = current()
     watch, entry = _Watch("tc.when", sys._getframe(2)), Entry("tc.when", 2)
@@ -210,7 +214,10 @@ def when(condition: Any) -> Iterator[None]:
 
 @contextmanager
 def otherwise() -> Iterator[None]:
-    """`with tc.otherwise():` right after a `tc.when` block: its else branch."""
+    """`with tc.otherwise():` right after a `tc.when` block: its else branch.
+
+    Scope: that of the `tc.when`. PTX: `bra`.
+    """
     builder = current()
     watch, entry = _Watch("tc.otherwise", sys._getframe(2)), Entry("tc.otherwise", 2)
     here = (builder.block, len(builder.block.ops))
@@ -234,7 +241,10 @@ def otherwise() -> Iterator[None]:
 
 @contextmanager
 def one_thread(first: Any = 0) -> Iterator[None]:
-    """A section executed by thread `first` of the CTA alone."""
+    """A section executed by thread `first` of the CTA alone.
+
+    Scope: any; the body is one thread's. PTX: `setp` on `%tid.x`, `bra`.
+    """
     builder, entry = current(), Entry("tc.one_thread", 2)
     body = builder.child()
     builder.add(OneThread(operand_of(first, "tc.one_thread"), body))

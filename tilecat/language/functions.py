@@ -122,6 +122,8 @@ def inline(text: str, *operands: Any, writes: tuple[int, ...] = ()) -> None:
         text: instructions, each ending with `;`.
         operands: tiles, vectors, scalars, numbers.
         writes: indices of the operands the text writes: tiles, vectors, `tc.var` scalars.
+
+    Scope: any; register tiles in that of the tile.
     """
     if not isinstance(text, str):
         raise LayoutError(f"inline: the first argument is PTX text, got {text!r}")

@@ -84,7 +84,10 @@ def mma_ABt(
     negate_b: bool = False,
     saturate: bool = False,
 ) -> None:
-    """`acc += A @ B.T`, B being an N x K tile; else as `mma_AB`."""
+    """`acc += A @ B.T`, B being an N x K tile; else as `mma_AB`.
+
+    Scope and PTX: those of `mma_AB`.
+    """
     _mma("mma_ABt", acc, a, b, _options(accumulate, negate_a, negate_b, saturate))
 
 
@@ -98,7 +101,10 @@ def mma_AtB(
     negate_b: bool = False,
     saturate: bool = False,
 ) -> None:
-    """`acc += A.T @ B`, A being a K x M tile; else as `mma_AB`."""
+    """`acc += A.T @ B`, A being a K x M tile; else as `mma_AB`.
+
+    Scope and PTX: those of `mma_AB`.
+    """
     _mma("mma_AtB", acc, a, b, _options(accumulate, negate_a, negate_b, saturate))
 
 
@@ -112,7 +118,10 @@ def mma_AtBt(
     negate_b: bool = False,
     saturate: bool = False,
 ) -> None:
-    """`acc += A.T @ B.T`, A being a K x M tile and B N x K; else as `mma_AB`."""
+    """`acc += A.T @ B.T`, A being a K x M tile and B N x K; else as `mma_AB`.
+
+    Scope and PTX: those of `mma_AB`.
+    """
     _mma("mma_AtBt", acc, a, b, _options(accumulate, negate_a, negate_b, saturate))
 
 
@@ -168,6 +177,8 @@ def complex_mma(
         products: 4 or 3.
 
     Scope: warpgroup or warp.
+
+    PTX: that of `mma_AB`, 4 or 3 times.
     """
     functions = {"AB": mma_AB, "ABt": mma_ABt, "AtB": mma_AtB, "AtBt": mma_AtBt}
     if form not in functions or products not in (3, 4):
@@ -203,7 +214,11 @@ def _sum(tile: ComplexTile) -> Any:
 
 
 def mma_wait(pending: int = 0) -> None:
-    """Waits until at most `pending` of this warpgroup's mma calls are under way."""
+    """Waits until at most `pending` of this warpgroup's mma calls are under way.
+
+    Their accumulators and register operands may be touched after it, their shared operands written.
+    Scope: warpgroup; a warp's products are complete at once. PTX: `wgmma.wait_group.sync.aligned`.
+    """
     if isinstance(pending, bool) or not isinstance(pending, int) or pending < 0:
         raise LayoutError(f"mma_wait: pending is a compile-time int >= 0, got {pending!r}")
     add(MmaWait(pending))
@@ -225,6 +240,8 @@ def swap_layout(tile: RegTile) -> RegTile:
     `movmatrix` for two registers; others a shuffle a register and selections around it.
 
     Scope: warp (a warpgroup's tile would cross warps: pass it through shared memory).
+
+    PTX: `movmatrix.sync.aligned.m8n8.trans.b16`; `shfl.sync`, `selp`.
     """
     kind = _tile(tile, "swap_layout").type
     order = "col" if kind.order == "row" else "row"
@@ -235,6 +252,8 @@ def transpose(tile: RegTile) -> RegTile:
     """`tile.T` in the order of the tile, which takes the moves of `swap_layout`.
 
     `tile.T` itself is free: the same registers, rows and columns exchanged, in the other order.
+
+    Scope and PTX: those of `swap_layout`.
     """
     return swap_layout(_tile(tile, "transpose")).T
 
@@ -262,6 +281,8 @@ def as_a(acc: RegTile, dtype: DType | None = None) -> RegTile:
 
     Raises:
         LayoutError: elements would have to change lanes; the hint names what does it.
+
+    Scope: warpgroup, warp. PTX: `cvt`, one a register; none where the dtype stays.
     """
     kind, wanted = _tile(acc, "as_a").type, dtype or acc.dtype
     if kind.order != "row":
@@ -291,6 +312,8 @@ def permuted_k(tile: RegTile, dtype: DType) -> RegTile:
     Args:
         tile: A in row order, or B in column order, in the fragment of its dtype.
         dtype: of the result, whose fragment may be another.
+
+    Scope: warpgroup, warp. PTX: `cvt`.
     """
     return RegTile(add(Cast(_tile(tile, "permuted_k").value, dtype, None, True)).result)
 
@@ -300,5 +323,7 @@ def k_order(held: DType, wanted: DType) -> tuple[int, ...]:
 
     For an operand that is permuted beforehand: element c of each period of K is element
     `k_order(...)[c]` of what was.
+
+    Returns a tuple of ints while tracing. Scope: any. PTX: none.
     """
     return column_order(fragment_of(held), fragment_of(wanted))

@@ -44,6 +44,11 @@ def shared(kind: SharedTileType | SharedVecType, count: int | None = None) -> An
     Args:
         kind: `st[dtype, rows, cols]` or `sv[dtype, length]`.
         count: how many, to index; None for one.
+
+    Raises:
+        LayoutError: not a shared type.
+
+    Scope: any; the memory is the CTA's. PTX: none, an offset in `.shared`.
     """
     if not isinstance(kind, SharedTileType | SharedVecType):
         raise LayoutError(

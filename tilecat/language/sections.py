@@ -27,6 +27,9 @@ def warpgroup(count: int = 1) -> Iterator[Scalar]:
     Args:
         count: warpgroups of a CTA, 1 to 8; each executes the body, and `as number` tells which
             it is.
+
+    Scope: the whole CTA, at the end of the kernel. PTX: `.reqntid`; a branch where a CTA has more
+    warpgroups than one role.
     """
     builder = current()
     if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= 8:
@@ -48,6 +51,8 @@ def warps() -> Iterator[None]:
     """`with tc.warps():` each warp executes the body by itself, with register tiles of its own.
 
     Inside a `tc.warpgroup` block or a consumer's hole. `tc.warp_id()` tells the warps apart.
+
+    Scope: warpgroup; the body is a warp's. PTX: none.
     """
     builder = current()
     if builder.scope is not Scope.WARPGROUP:
@@ -60,7 +65,10 @@ def warps() -> Iterator[None]:
 
 
 def warp_id() -> Scalar:
-    """Number of this warp in the CTA, uniform in the warp."""
+    """Number of this warp in the CTA, uniform in the warp.
+
+    Scope: any. PTX: `%tid.x` shifted, through `shfl.sync.idx`.
+    """
     return Scalar(add(WarpIndex()).result)
 
 
@@ -84,6 +92,8 @@ def sync() -> None:
 
     What they wrote to shared tiles before is there after, for the threads, mma and TMA.
     PTX: `fence.proxy.async`, `bar.sync` (or `bar.warp.sync`).
+
+    Scope: warpgroup, warp.
     """
     builder = current()
     if builder.scope is Scope.WARP:
@@ -102,10 +112,16 @@ def sync() -> None:
 
 
 def cta_id() -> Scalar:
-    """Number of this CTA on the grid."""
+    """Number of this CTA on the grid.
+
+    Scope: any. PTX: `%ctaid.x`.
+    """
     return Scalar(add(SpecialRegister("%ctaid.x")).result)
 
 
 def num_ctas() -> Scalar:
-    """CTAs on the grid."""
+    """CTAs on the grid.
+
+    Scope: any. PTX: `%nctaid.x`.
+    """
     return Scalar(add(SpecialRegister("%nctaid.x")).result)

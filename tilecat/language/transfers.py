@@ -227,17 +227,25 @@ def store_add_async(destination: GlobalTile, source: Any, *, cache: str = "") ->
     """`destination += source`, atomic for each element; else as `store_async`.
 
     PTX: `cp.reduce.async.bulk.tensor` (ISA 9.7.9.27.1.3): f32, f16, bf16, s32, u32.
+
+    Scope: thread, warp, warpgroup.
     """
     _store_async("store_add_async", destination, source, "add", cache)
 
 
 def store_min_async(destination: GlobalTile, source: Any, *, cache: str = "") -> None:
-    """`destination = min(destination, source)`; f16, bf16, s32, u32. As `store_add_async`."""
+    """`destination = min(destination, source)`; f16, bf16, s32, u32. As `store_add_async`.
+
+    Scope: thread, warp, warpgroup. PTX: `cp.reduce.async.bulk.tensor`.
+    """
     _store_async("store_min_async", destination, source, "min", cache)
 
 
 def store_max_async(destination: GlobalTile, source: Any, *, cache: str = "") -> None:
-    """`destination = max(destination, source)`; f16, bf16, s32, u32. As `store_add_async`."""
+    """`destination = max(destination, source)`; f16, bf16, s32, u32. As `store_add_async`.
+
+    Scope: thread, warp, warpgroup. PTX: `cp.reduce.async.bulk.tensor`.
+    """
     _store_async("store_max_async", destination, source, "max", cache)
 
 
@@ -261,6 +269,9 @@ def store_wait(pending: int = 0, *, read: bool = True) -> None:
         pending: groups that may still be under way, the newest.
         read: True: their tiles have been read and may be written again; False: the results are in
             global memory.
+
+    Scope: that of the stores: the thread that issued them waits. PTX: `cp.async.bulk.wait_group`,
+    with `.read` where only the reads count.
     """
     if isinstance(pending, bool) or not isinstance(pending, int) or pending < 0:
         raise SyncError(f"store_wait: pending is a compile-time int >= 0, got {pending!r}")
@@ -330,6 +341,8 @@ def store_bulk(
     """Copies (`add_`: adds) a shared vector to adjacent elements; as `load_bulk`, `store_async`.
 
     PTX: `cp.async.bulk` or `cp.reduce.async.bulk`, shared to global.
+
+    Scope: thread, warp, warpgroup.
     """
     source, region = _adjacent("store_bulk", vector, destination)
     add(BulkStore(
@@ -408,7 +421,10 @@ def copy_async(tile: Any, source: GlobalTile) -> None:
 
 
 def copy_commit() -> None:
-    """Closes this scope's group of `tc.copy_async`. PTX: `cp.async.commit_group`."""
+    """Closes this scope's group of `tc.copy_async`. PTX: `cp.async.commit_group`.
+
+    Scope: warpgroup, warp.
+    """
     add(CopyGroup())
 
 
@@ -416,6 +432,8 @@ def copy_wait(pending: int = 0) -> None:
     """Waits until at most `pending` groups of `tc.copy_async` are left, the newest.
 
     Each thread waits for its own copies: `tc.sync` after it, for those of the others.
+
+    Scope: warpgroup, warp. PTX: `cp.async.wait_group`.
     """
     if isinstance(pending, bool) or not isinstance(pending, int):
         raise SyncError(f"copy_wait: pending is a compile-time int >= 0, got {pending!r}")

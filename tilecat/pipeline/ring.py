@@ -69,11 +69,17 @@ class Slots:
         self[0].load(source, multicast)
 
     def wait(self) -> None:
-        """Consumer: waits until the current stage is full."""
+        """Consumer: waits until the current stage is full.
+
+        Scope: the consume hole. PTX: `mbarrier.try_wait.parity` on the stage's `full`.
+        """
         self.ring.wait()
 
     def release(self) -> None:
-        """Consumer: gives the current stage back, and goes to the next."""
+        """Consumer: gives the current stage back, and goes to the next.
+
+        Scope: the consume hole, after `tc.mma_wait` for what reads it. PTX: `mbarrier.arrive`.
+        """
         self.ring.release()
 
 
@@ -318,14 +324,20 @@ class Scratch:
             raise ScopeError("scratch: used by consumers; the producer loads scratch[i]")
 
     def wait(self) -> None:
-        """Consumer: waits until its tile is loaded."""
+        """Consumer: waits until its tile is loaded.
+
+        Scope: the consume and finish holes. PTX: `mbarrier.try_wait.parity`.
+        """
         self._in_consumer()
         self.ring.look()
         consumer = operand_of(self.consumer)
         add(WaitBarrier(self.ring.full.result, consumer, operand_of(self.ring.phase)))
 
     def release(self) -> None:
-        """Consumer: its tile may be loaded for the next task."""
+        """Consumer: its tile may be loaded for the next task.
+
+        Scope: the consume and finish holes. PTX: `mbarrier.arrive`.
+        """
         self._in_consumer()
         self.ring.give_back(self.consumer)
         self.ring.advance()

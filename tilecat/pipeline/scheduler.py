@@ -61,7 +61,10 @@ class Schedule:
 
 
 def row_major(rows: Any, cols: Any) -> Schedule:
-    """Task t is block (t // cols, t mod cols). Coordinates: row, col."""
+    """Task t is block (t // cols, t mod cols). Coordinates: row, col.
+
+    Args: block rows and columns, ints or s32 scalars. Scope: any.
+    """
     count, (_, cols) = _count("row_major", rows=rows, cols=cols)
 
     def locate(t: Any) -> tuple[tuple[str, Any], ...]:

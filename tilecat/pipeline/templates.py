@@ -109,6 +109,8 @@ class Lcf:
 
         Inputs of one ring fill and empty together; a ring of its own lets a tile be given back
         earlier.
+
+        Scope: CTA, before the holes.
         """
         self._check_tile("input", kind)
         _check_int("count", count, 1, MAX_COUNT, self.builder.loc())
@@ -119,21 +121,30 @@ class Lcf:
         return slots
 
     def scratch(self, kind: SharedTileType) -> Scratch:
-        """A tile for each consumer, loaded once a task by `@pipe.begin`."""
+        """A tile for each consumer, loaded once a task by `@pipe.begin`.
+
+        Scope: CTA, before the holes.
+        """
         self._check_tile("scratch", kind)
         scratch = Scratch(kind, self.consumers, self._name("scratch"))
         self.scratches.append(scratch)
         return scratch
 
     def output(self, kind: SharedTileType) -> Output:
-        """Staging of each consumer's results: `out.store(C[row, col], acc)` in a hole."""
+        """Staging of each consumer's results: `out.store(C[row, col], acc)` in a hole.
+
+        Scope: CTA, before the holes.
+        """
         self._check_tile("output", kind)
         output = Output(kind, self.consumers, self._name("output"))
         self.outputs.append(output)
         return output
 
     def accumulator(self, dtype: Any, rows: int, cols: int) -> RegTile:
-        """A register tile that starts each task at zero: its first mma overwrites it."""
+        """A register tile that starts each task at zero: its first mma overwrites it.
+
+        Scope: CTA, before the holes; registers of each consumer.
+        """
         tile: RegTile = empty(rt[dtype, rows, cols])
         self.accumulators.append(tile)
         return tile
@@ -176,23 +187,38 @@ class Lcf:
         add(NamedBarrier((following + FIRST_TURN_BARRIER).value, threads, wait=False))
 
     def begin(self, hole: Hole) -> Hole:
-        """Decorator of the begin hole."""
+        """Decorator of the begin hole.
+
+        Scope of the hole: producer; `tc.load_async(scratch[i], ...)` for each consumer.
+        """
         return self._fill("begin", hole)
 
     def load(self, hole: Hole) -> Hole:
-        """Decorator of the load hole."""
+        """Decorator of the load hole.
+
+        Scope of the hole: producer; `tc.load_async(input, ...)`.
+        """
         return self._fill("load", hole)
 
     def compute(self, hole: Hole) -> Hole:
-        """Decorator of the compute hole."""
+        """Decorator of the compute hole.
+
+        Scope of the hole: a consumer warpgroup; waits and releases are around it.
+        """
         return self._fill("compute", hole)
 
     def consume(self, hole: Hole) -> Hole:
-        """Decorator of the consume hole."""
+        """Decorator of the consume hole.
+
+        Scope of the hole: a consumer warpgroup; waits and releases are the kernel's own.
+        """
         return self._fill("consume", hole)
 
     def finish(self, hole: Hole) -> Hole:
-        """Decorator of the finish hole."""
+        """Decorator of the finish hole.
+
+        Scope of the hole: a consumer warpgroup; `output.store`, `tc.store`.
+        """
         return self._fill("finish", hole)
 
     def _fill(self, name: str, hole: Hole) -> Hole:
@@ -430,7 +456,10 @@ def lcf(
     *, consumers: int, stages: int, tasks: Schedule, steps: Any, pingpong: bool = False,
     cluster: int = 1,
 ) -> Lcf:  # fmt: skip
-    """A load-compute-finish pipeline (see `Lcf`), on a persistent grid."""
+    """A load-compute-finish pipeline (see `Lcf`), on a persistent grid.
+
+    Scope: CTA; one a kernel, in place of `tc.warpgroup`. PTX: `setmaxnreg`, `mbarrier.*`.
+    """
     return Lcf(
         consumers=consumers, stages=stages, tasks=tasks, steps=steps, pingpong=pingpong,
         cluster=cluster,
