@@ -1,8 +1,12 @@
 """Launches on a GPU: every kind of array, streams, graphs, threads, and the host time of a call."""
 
+import os
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from runtime.ptx_texts import copy_tile, scale, three_maps
@@ -244,6 +248,40 @@ def test_tensor_maps_copy_a_tile_and_clip_its_edges(rows, cols, swizzle_bytes, b
     width = min(cols, box_cols)
     assert torch.equal(dst[:rows, :width], src[:, :width])
     assert torch.all(dst[rows:] == -1) and torch.all(dst[:, width:] == -1)
+
+
+START = """
+import torch
+from runtime.ptx_texts import copy_tile
+from tilecat.runtime import deferred
+from tilecat.runtime.arrays import view
+from tilecat.runtime.compile import assemble
+
+start, swizzle_bytes = {start}, {swizzle_bytes}
+cols = (swizzle_bytes or 128) // 2
+module = copy_tile(cols=cols, swizzle_bytes=swizzle_bytes, start=start)
+src = torch.randn(64, 128, device="cuda").to(torch.bfloat16)
+dst = torch.zeros_like(src)
+deferred.launch().Launcher(module, assemble(module).cubin)([view(src), view(dst)])
+torch.cuda.synchronize()
+first = max(start, 0)
+assert torch.equal(dst[:, first - start : cols], src[:, first : start + cols])
+"""
+
+
+@pytest.mark.parametrize("swizzle_bytes", [128, 64, 32, 0])
+@pytest.mark.parametrize("start", [8, -8, 4, -1])
+def test_a_swizzled_tile_begins_at_a_multiple_of_16_bytes(start, swizzle_bytes):
+    program = START.format(start=start, swizzle_bytes=swizzle_bytes)
+    tests = str(Path(__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([tests, *sys.path])},
+    )  # fmt: skip
+    if start % 8 and swizzle_bytes:
+        assert "illegal instruction" in done.stderr
+    else:
+        assert done.returncode == 0, done.stderr
 
 
 def test_tensor_maps_follow_new_addresses():

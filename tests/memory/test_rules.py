@@ -102,6 +102,12 @@ RULES = (
          "load_async: TMA cannot reach A: a view with an end is narrower than the tensor that "
          "TMA knows",
          "tc.copy(tile, A[row, col]) by threads; A.tma, known while tracing, tells", full),
+    *(Rule(lambda k, at=at: tc.load_async(tile(), at(k), k.b), LayoutError,
+           "load_async: TMA cannot reach A: it is not known to begin at a multiple of 16 bytes "
+           "along the contiguous axis",
+           "tc.copy(tile, A[row, col]) by threads; A.tma, known while tracing, tells", full)
+      for at in (lambda k: k.A.at(0, k.n), lambda k: k.A.at(0, 2), lambda k: k.A[:, 2:][0, 0],
+                 lambda k: k.A.at(0, k.n * 2), lambda k: k.A[:, k.n :][0, 0])),
     Rule(lambda k: tc.load_async(tile(), k.A[0, 0], k.b, cache="hot"), LayoutError,
          "load_async: cache is one of evict_first, evict_last, evict_normal, got cache='hot'",
          "", full),

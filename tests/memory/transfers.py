@@ -17,6 +17,8 @@ TILES = (
     ("s8", 32, 32), ("e5m2", 16, 96),
 )  # fmt: skip
 
+ALIGNED = 16  # elements of any dtype that TMA can begin at a multiple of
+
 
 def through(
     dtype: str, rows: int, cols: int, order: str = "row", *, at: bool = False, cache: str = "",
@@ -24,13 +26,14 @@ def through(
 ) -> Any:  # fmt: skip
     """A kernel that moves one tile of X to Y through shared memory."""
     kind = by_name(dtype)
+    unit = ALIGNED if how == "tma" else 1
 
     def moves(X: gl[kind, "M", "N"], Y: gl[kind, "M", "N"], i: tc.s32, j: tc.s32):
         full = tc.barrier() if how == "tma" else None
         with tc.warpgroup():
             tile = tc.shared(st[kind, rows, cols, order])
-            source = X.at(i, j) if at else X[i, j]
-            target = Y.at(i, j) if at else Y[i, j]
+            source = X.at(i, unit * j) if at else X[i, j]
+            target = Y.at(i, unit * j) if at else Y[i, j]
             if how == "tma":
                 tc.prefetch(source, st[kind, rows, cols, order])
                 full.expect(tile)
@@ -58,7 +61,8 @@ def move_case(
 ) -> MemoryCase:  # fmt: skip
     """A case of `through`."""
     rows, cols = tile
-    row, col = place if at else (place[0] * rows, place[1] * cols)
+    unit = ALIGNED if name.startswith("tma") else 1
+    row, col = (place[0], place[1] * unit) if at else (place[0] * rows, place[1] * cols)
 
     def arrays() -> dict[str, Any]:
         x, y = numbers(shape, dtype), zeros(shape, dtype, 3)
@@ -107,7 +111,7 @@ def tma_cases() -> list[MemoryCase]:
         )
         free = through(dtype, rows, cols, at=True)
         cases.append(
-            move_case(f"tma at {size}", free, dtype, (rows, cols), inside, (3, 5), at=True)
+            move_case(f"tma at {size}", free, dtype, (rows, cols), inside, (3, 1), at=True)
         )
     for dtype, rows, cols in (("bf16", 64, 64), ("f32", 32, 64), ("u8", 128, 32), ("f16", 16, 64)):
         kernel = through(dtype, rows, cols, "col")

@@ -149,8 +149,10 @@ ret;
     return module(text, entry="scale", cluster=cluster, params=params)
 
 
-def copy_tile(*, rows: int = 64, cols: int = 64, swizzle_bytes: int = 128) -> PtxModule:
-    """dst[:rows, :cols] = src[:rows, :cols] of two bf16 matrices, by TMA through one tile."""
+def copy_tile(
+    *, rows: int = 64, cols: int = 64, swizzle_bytes: int = 128, start: int = 0
+) -> PtxModule:
+    """dst[:rows, :cols] = src[:rows, start : start + cols] of bf16 matrices, by TMA, one tile."""
     tile_bytes = rows * cols * 2
     text = f"""{HEAD.format(target="sm_90a")}
 .extern .shared .align 1024 .b8 smem[];
@@ -177,7 +179,7 @@ fence.mbarrier_init.release.cluster;
 fence.proxy.async.shared::cta;
 mbarrier.arrive.expect_tx.shared::cta.b64 %d2, [%r1], {tile_bytes};
 cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes \
-[%r0], [%d0, {{0, 0}}], [%r1];
+[%r0], [%d0, {{{start}, 0}}], [%r1];
 wait:
 mbarrier.try_wait.parity.shared::cta.b64 %p1, [%r1], 0;
 @!%p1 bra wait;

@@ -235,3 +235,15 @@ def test_exit_with_a_copy_in_flight():
         result = run(text, [sim.TensorMap(source, (64, 16), 0, "u16")] * 2, seed=seed)
         assert kinds(result) == {"exit"}
         assert ("in flight" if seed == 0 else "has exited") in str(result)
+
+
+@pytest.mark.parametrize("swizzle", [0, 32, 64, 128])
+@pytest.mark.parametrize("start", [8, -8, 4, -1])
+def test_a_swizzled_tile_begins_at_a_multiple_of_16_bytes(start, swizzle):
+    box = ((swizzle or 32) // 2, 8)
+    source = np.arange(1, 8 * 64 + 1, dtype=np.uint16).reshape(8, 64)
+    maps = [sim.TensorMap(array, box, swizzle, "u16") for array in (source, source * 0)]
+    found = run(copy_text(2, (start, 0), (0, 0), 2 * box[0] * box[1]), maps)
+    wrong = bool(start % 8 and swizzle)
+    assert kinds(found) == ({"align"} if wrong else set())
+    assert (f"coordinate {start} is no multiple of 16 bytes" in str(found.reports)) == wrong

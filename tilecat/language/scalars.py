@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import gcd
 from typing import Any
 
 import numpy as np
@@ -138,6 +139,24 @@ def _with_number(name: str, x: Value, y: int | float) -> Any:
     if name == "mul" and y > 1 and int(y) & (int(y) - 1) == 0:
         return Scalar(add(Binary("shl", x, int(y).bit_length() - 1)).result)
     return None
+
+
+def divisor(value: Any) -> int:
+    """A number that divides a coordinate, as far as tracing knows; 0, which all divide, of 0."""
+    found = value.value if isinstance(value, Scalar) else value
+    if isinstance(found, int):
+        return abs(found)
+    if not isinstance(found, Value) or not isinstance(found.op, Binary):
+        return 1
+    a, b = divisor(found.op.a), found.op.b
+    match found.op.name:
+        case "mul":
+            return a * divisor(b)
+        case "shl" if isinstance(b, int):
+            return a << b
+        case "add" | "sub" | "rem" | "min" | "max":
+            return gcd(a, divisor(b))
+    return 1
 
 
 def compare(name: str, a: Any, b: Any) -> Any:

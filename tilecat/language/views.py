@@ -28,10 +28,10 @@ from ..dtypes import DType
 from ..errors import DTypeError, LayoutError
 from ..ir import TensorArg, Value
 from ..ops.global_memory import LoadScalar
-from ..ops.places import BROADCAST, Bounds
+from ..ops.places import BROADCAST, Bounds, tma_reaches
 from ..ops.scalar import Extent, require_s32
 from ..tiles import ScalarType
-from .scalars import Scalar, binary, named, operand_of
+from .scalars import Scalar, binary, divisor, named, operand_of
 
 _ANY = 1 << 12  # divides what is zero; no access is wider
 
@@ -90,7 +90,7 @@ class Region:
         types = [c.type for c in self.coords if isinstance(c, Value)]
         gathered = any(not isinstance(kind, ScalarType) for kind in types)
         plain = BROADCAST not in self.axes and not self.bounds and not gathered
-        return self.arg.tma and plain and bool(self.order)
+        return self.arg.tma and plain and bool(self.order) and tma_reaches(self.arg, self.together)
 
     @property
     def obstacle(self) -> str:
@@ -101,6 +101,8 @@ class Region:
             return "a view with an end is narrower than the tensor that TMA knows"
         if BROADCAST in self.axes:
             return "a broadcast axis has no stride"
+        if not tma_reaches(self.arg, self.together):
+            return "it is not known to begin at a multiple of 16 bytes along the contiguous axis"
         return "" if self.order else "the tile does not lie along its contiguous axis"
 
 
@@ -145,7 +147,10 @@ class GlobalTensor:
         self.arg.asked = True
         dims = tuple(_inner(axis) for axis in self.axes[-2:])
         ended = any(axis.stop is not None for axis in self.axes)
-        return bool(self.arg.tma and not ended and BROADCAST not in dims and _order(self.arg, dims))
+        starts = (divisor(a.start) for a in self.axes if a.dim == self.arg.contiguous)
+        whole = not ended and all(tma_reaches(self.arg, start) for start in starts)
+        plain = BROADCAST not in dims and _order(self.arg, dims)
+        return bool(self.arg.tma and whole and plain)
 
     def __repr__(self) -> str:
         """Its name and type."""
@@ -236,7 +241,11 @@ class GlobalTensor:
         )
 
     def at(self, *coords: Any) -> GlobalTile:
-        """The place whose first element has these coordinates."""
+        """The place whose first element has these coordinates.
+
+        TMA reaches a place at a multiple of 16 bytes along the contiguous axis, known while
+        tracing: of bf16, `A.at(i, 8 * j)`.
+        """
         self._check_count(coords)
         for coord in coords:
             if not _is_vector(coord):
@@ -442,7 +451,7 @@ class _Finder:
         start = axis.start
         self.coords[axis.dim] = binary("add", start, position)
         if axis.dim == self.arg.contiguous:
-            self.together = gcd(_factor(item, step), _factor(start, 1))
+            self.together = gcd(divisor(item) * step, divisor(start))
         if axis.stop is not None and not _within(position, extent, start, axis.stop):
             self.bounds[axis.dim] = (start, axis.stop)
 
@@ -471,16 +480,13 @@ class _Finder:
         assert axis.dim is not None, "pages lie along an axis"
         self.coords[axis.dim] = Scalar(found)
         self.coords[pages.dim] = row
+        if self.arg.contiguous in (axis.dim, pages.dim):
+            self.together = 1 if axis.dim == self.arg.contiguous else divisor(row)
         if axis.stop is not None or axis.start != 0:
             base = binary("sub", at, row)
             low = binary("sub", axis.start, base)
             high = pages.size if axis.stop is None else binary("sub", axis.stop, base)
             self.bounds[pages.dim] = (low, high)
-
-
-def _factor(value: Any, step: int) -> int:
-    """A number that divides a coordinate of `value` steps, as far as tracing knows."""
-    return abs(value) * step if isinstance(value, int) else step if step > 1 else 1
 
 
 def _within(position: Any, extent: int, start: Any, stop: Any) -> bool:

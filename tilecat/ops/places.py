@@ -15,6 +15,7 @@ from ..tiles import RegTileType, RegVecType, TileType
 from .elementwise import element_sources
 from .scalar import Operand
 
+TMA_UNIT = 16  # bytes that addresses and strides of a tensor map are multiples of
 BROADCAST = -1  # in place of a tensor's axis: the tile's elements along it are equal
 # First coordinate inside and first beyond, for every axis of a tensor; None: the tensor's own.
 Bounds = tuple[Operand | None, ...]
@@ -24,6 +25,16 @@ def item_bytes(arg: TensorArg) -> int:
     """Bytes of an element of a tensor."""
     assert isinstance(arg.type.dtype, DType), "resolved before tracing"
     return arg.type.dtype.nbytes
+
+
+def tma_reaches(arg: TensorArg, together: int) -> bool:
+    """Whether TMA can move a tile that begins at a multiple of `together` elements.
+
+    An H200 takes a load, a store or a prefetch of a swizzled tile that begins elsewhere along the
+    contiguous axis than at a multiple of 16 bytes for an illegal instruction
+    (tests/gpu/test_launch.py).
+    """
+    return together * item_bytes(arg) % TMA_UNIT == 0
 
 
 def number(w: Any, value: Operand) -> str:

@@ -139,15 +139,17 @@ class Load:
 def _map(machine: Machine, item: Instruction, operand: Mem, thread: int):
     """The tensor map and coordinates of `[map, {c0, ...}]`."""
     address = machine.address(item, Mem(operand.base, operand.offset), thread, "u64")
-    found: EncodedMap | None = machine.maps.get(address - PARAM_WINDOW)
-    if found is None:
-        found = built_map(machine, item, address, thread)
+    kept: EncodedMap | None = machine.maps.get(address - PARAM_WINDOW)
+    found = kept or built_map(machine, item, address, thread)
     if not operand.extra:
         return found, ()
     coords = tuple(machine.value(item, c, thread, "s32") for c in operand.extra[0].items)
     if len(coords) != found.rank:
         machine.fault("bounds", item, f"{len(coords)} coordinates for tensor map "
                       f"{found.name} of rank {found.rank}")  # fmt: skip
+    if found.swizzle and coords[0] * found.item_bytes % 16:  # measured: tests/gpu/test_launch.py
+        machine.fault("align", item, f"tensor map {found.name} swizzles, and the innermost "
+                      f"coordinate {coords[0]} is no multiple of 16 bytes")  # fmt: skip
     return found, coords
 
 
