@@ -15,8 +15,10 @@ from .global_memory import LoadGlobal, LoadScalar, StoreGlobal, StoreScalar
 from .inline import Inline
 from .masks import Mask
 from .memory import AllocScratch, AllocShared, LoadShared, StoreShared, ViewShared
+from .minifloat import ConvertCodes, Nibbles
 from .mma import Mma, MmaWait
 from .mma_warp import WarpMma
+from .random import RandomBits
 from .reduce import Reduce, ReduceVector, Total
 from .relayout import ChangeLayout
 from .scalar import (
@@ -66,7 +68,7 @@ ALL_OPS: tuple[type[Op], ...] = (
     CopyByThreads, CopyAsync, CopyGroup, CopyArrive, AtomicGlobal, AtomicShared, AtomicVector,
     Mma, WarpMma, MmaWait, ViewRegisters,
     ChangeLayout, AllocRegisters, Map, Fill, Spread, Mask, CompareElements, SelectElements, Indices,
-    ChangeVector, Scan,
+    ChangeVector, Scan, RandomBits, ConvertCodes, Nibbles,
     Reduce, ReduceVector, Total, Cast, Inline, Print, DeviceAssert, Turn,
 )  # fmt: skip
 

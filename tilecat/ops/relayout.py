@@ -105,7 +105,7 @@ def _exchanged(
     """Registers in the order i ^ f(lane), f without its constant."""
     held = list(registers)
     for bit, lane_bit in _lane_bits(function).items():
-        swap, after = _lane_test(w, lane_bit), list(held)
+        swap, after = lane_test(w, lane_bit), list(held)
         for low in range(len(held)):
             high = low | 1 << bit
             if low == high:
@@ -117,7 +117,7 @@ def _exchanged(
     return held
 
 
-def _lane_test(w: Any, bit: int) -> str:
+def lane_test(w: Any, bit: int) -> str:
     """Predicate: this bit of the lane's number is set."""
 
     def build(test: str) -> None:
