@@ -82,6 +82,8 @@ from .language.matrix import (
     transpose,
 )
 from .language.memory import load, shared, store
+from .language.quantize import decode, encode, pack4, quantize, unpack4
+from .language.random import dropout, random_bits, uniform
 from .language.reductions import (
     col_absmax,
     col_argmax,
@@ -130,6 +132,7 @@ from .language.transfers import (
     store_min_async,
     store_wait,
 )
+from .language.triangular import tril_inverse
 from .language.vectors import (
     to_col_vector,
     to_plain,
@@ -187,7 +190,9 @@ __all__ = [
     "cumprod",
     "cumsum",
     "decay_tile",
+    "decode",
     "device_assert",
+    "dropout",
     "DType",
     "DTypeError",
     "dtypes",
@@ -196,6 +201,7 @@ __all__ = [
     "e5m2",
     "elected",
     "empty",
+    "encode",
     "f16",
     "f32",
     "fence",
@@ -236,10 +242,13 @@ __all__ = [
     "num_ctas",
     "one_thread",
     "otherwise",
+    "pack4",
     "peer",
     "permuted_k",
     "prefetch",
     "print",
+    "quantize",
+    "random_bits",
     "range",
     "reduce_vector",
     "regroup",
@@ -287,10 +296,13 @@ __all__ = [
     "total",
     "transpose",
     "tril",
+    "tril_inverse",
     "triu",
     "turn",
     "u32",
     "u8",
+    "uniform",
+    "unpack4",
     "upper_fill",
     "var",
     "warp_id",

@@ -5,11 +5,11 @@ from .frame import Example, Family, run
 from .maps import COMPLEX, MAPS, MASKS, PRODUCTS, REDUCTIONS
 from .memory import COPIES, TMA, VIEWS
 from .pipelines import ESCAPE, OPERATORS, PIPELINES
-from .scans import SCANS
+from .scans import NARROW, SCANS
 from .synchronisation import CLUSTERS, SYNCHRONISATION
 
 FAMILIES: tuple[Family, ...] = (
-    BASICS, TYPES, CONTROL, MAPS, MASKS, REDUCTIONS, SCANS, PRODUCTS, COMPLEX, COPIES, TMA, VIEWS,
+    BASICS, TYPES, CONTROL, MAPS, MASKS, REDUCTIONS, SCANS, NARROW, PRODUCTS, COMPLEX, COPIES, TMA, VIEWS,
     SYNCHRONISATION, CLUSTERS, PIPELINES, ESCAPE, OPERATORS, ERRORS,
 )  # fmt: skip
 

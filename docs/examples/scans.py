@@ -41,3 +41,36 @@ or plain, without copies.
     ),
     FRAME,
 )  # fmt: skip
+
+NARROW = Family(
+    "quantisation",
+    "Quantisation, narrow floats, random tiles, triangular inverses",
+    """
+A quantised tile comes with its scales: `tile` is `q * scale` within half a unit of q. Codes of 4- and
+6-bit floats lie one a byte in u8 tiles, or two a byte after `tc.pack4`.
+
+Random numbers depend on the seed, the stream and the element's position alone (Philox 4x32-10), not
+on the layout, the scope or the chip.
+""",
+    tuple(
+        "quantize encode decode pack4 unpack4 random_bits uniform dropout tril_inverse".split()
+    ),
+    (
+        E("quantize",
+          "q, scale = tc.quantize(x, tc.e4m3, per=\"row\")\ny = tc.cast(q, f32) * scale",
+          "np.allclose(Y, X, rtol=2**-4, atol=1e-2)"),
+        E("encode decode", "y = tc.decode(tc.encode(x, tc.dtypes.e2m1), tc.dtypes.e2m1)",
+          "set(np.unique(abs(Y))) <= {0, 0.5, 1, 1.5, 2, 3, 4, 6}"),
+        E("pack4 unpack4",
+          "pairs = tc.pack4(tc.encode(x, tc.dtypes.e2m1))   # u8, 64 x 32\n"
+          "y = tc.decode(tc.unpack4(pairs), tc.dtypes.e2m1)",
+          "set(np.unique(abs(Y))) <= {0, 0.5, 1, 1.5, 2, 3, 4, 6}"),
+        E("random_bits", "y = tc.cast(tc.random_bits(x, seed=7) >> 31, f32)  # coins",
+          "abs(Y.mean() - 0.5) < 0.05"),
+        E("uniform", "y = tc.uniform(x, 7, row=64, offset=n)", "((0 <= Y) & (Y < 1)).all()"),
+        E("dropout", "y = tc.dropout(x, 0.25, 7)", "abs((Y == 0).mean() - 0.25) < 0.03"),
+        E("tril_inverse", "y = tc.tril_inverse(x * 0.125)",
+          "np.allclose(Y @ (np.tril(X / 8, -1) + np.eye(64)), np.eye(64), atol=1e-4)"),
+    ),
+    FRAME,
+)  # fmt: skip

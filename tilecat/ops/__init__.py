@@ -52,6 +52,7 @@ from .sync import (
     WarpSync,
 )
 from .tma import BulkLoad, BulkStore, BulkWait, TmaLoad, TmaPrefetch, TmaStore
+from .triangular import TriangularInverse
 from .turns import Turn
 from .vectors import ChangeVector
 from .views import ViewRegisters
@@ -69,6 +70,7 @@ ALL_OPS: tuple[type[Op], ...] = (
     Mma, WarpMma, MmaWait, ViewRegisters,
     ChangeLayout, AllocRegisters, Map, Fill, Spread, Mask, CompareElements, SelectElements, Indices,
     ChangeVector, Scan, RandomBits, ConvertCodes, Nibbles,
+    TriangularInverse,
     Reduce, ReduceVector, Total, Cast, Inline, Print, DeviceAssert, Turn,
 )  # fmt: skip
 

@@ -69,7 +69,9 @@ class CompareElements(Op):
     def emit(self, w: Any) -> None:
         """One `setp` an element."""
         kind = broadcast(self.name, (self.a, self.b))
-        test, suffix = self.name, "f32" if kind.dtype.is_float else "s32"
+        test, suffix = self.name, "u32" if kind.dtype.name == "u32" else "s32"
+        if kind.dtype.is_float:
+            suffix = "f32"
         if test == "ne" and kind.dtype.is_float:
             test = "neu"
         operands = element_operands(w, kind, (self.a, self.b))

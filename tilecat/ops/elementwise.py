@@ -272,6 +272,8 @@ def apply(
             held = target[0] if target else "d"
             if held not in names:
                 names[held] = w.new(_TEMPORARY.get(held[0], "f32"), "t")
+            if kind.dtype.name == "u32":
+                opcode = opcode.replace(".s32", ".u32")
             w.line(ptx.alu(opcode, names[held], *sources))
 
 

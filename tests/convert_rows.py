@@ -1,0 +1,138 @@
+"""Rows of the table: conversions, quantisation, codes of narrow floats, random tiles."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from table import EVERY, FLOATS, Row
+
+import tilecat as tc
+from tilecat import e4m3, e5m2, f32, s8, s32, u8
+from tilecat.dtypes import DType, bf16, e2m1, e2m3, e3m2, e8m0, f16
+
+CODES = (e2m1, e2m3, e3m2)
+SEED, OFFSET = 1234567, 3
+
+
+def philox(counter: Any, key: tuple[int, int]) -> Any:
+    """Philox 4x32-10 on uint64 arrays of 32-bit words."""
+    c, (k0, k1), low = [x.astype(np.uint64) for x in counter], key, np.uint64(0xFFFFFFFF)
+    for _ in range(10):
+        a, b = c[0] * np.uint64(0xD2511F53), c[2] * np.uint64(0xCD9E8D57)
+        top = np.uint64(32)
+        c = [(b >> top) ^ c[1] ^ np.uint64(k0), b & low, (a >> top) ^ c[3] ^ np.uint64(k1), a & low]
+        k0, k1 = (k0 + 0x9E3779B9) & 0xFFFFFFFF, (k1 + 0xBB67AE85) & 0xFFFFFFFF
+    return c
+
+
+def bits(k: Any, row: int = 0, col: int = 0) -> Any:
+    """The random words of a tile."""
+    rows, cols = np.broadcast_arrays(k.rows + row, k.cols + col)
+    zero = np.zeros_like(rows)
+    words = philox((cols // 4, rows, zero + OFFSET, zero), (SEED, 0))
+    return np.choose(cols % 4, words).astype(np.float64)
+
+
+def rounded_to(dtype: DType) -> Any:
+    """The values of a format nearest to x, saturated."""
+    return lambda k: dtype.round(k.x * 4, saturate=True)
+
+
+def quantized(dtype: DType, per: str) -> tuple[Any, Any]:
+    """Body and reference of q * scale."""
+
+    def body(k: Any) -> Any:
+        q, scale = tc.quantize(k.x, dtype, per=per)
+        back = tc.cast(q, f32)
+        if per != "block":
+            return back * scale
+        for index, part in enumerate(scale):
+            view = back[:, 128 * index : 128 * (index + 1)]
+            tc.mul(view, part, out=view)
+        return back
+
+    def reference(k: Any) -> Any:
+        x = k.x
+        if per == "tile":
+            top = abs(x).max()
+        elif per == "row":
+            top = abs(x).max(1, keepdims=True)
+        else:
+            blocks = abs(x).reshape(x.shape[0], -1, 128).max(2)
+            top = np.repeat(blocks, 128, 1)
+        scale = (np.float32(top) * np.float32(1 / dtype.max_value)).astype(np.float64)
+        return dtype.round(np.float64(np.float32(x / scale)), saturate=True) * scale
+
+    return body, reference
+
+
+# An element at a tie of the quantised type may go either way: one unit of the last place.
+STEP = {"e4m3": 2.0**20, "e5m2": 2.0**21, "s8": 2.0**17}
+WIDE = ((64, 128), (128, 256))
+QUANTIZED = tuple(
+    Row(f"quantize {dtype} per {per}", *quantized(dtype, per), (f32, bf16, f16), out=f32,
+        ulps=STEP[dtype.name], floor=0 if dtype.is_float else lambda k: abs(k.x).max(),
+        shapes=WIDE if per == "block" else ((64, 32), (64, 128)))
+    for dtype in (e4m3, e5m2, s8) for per in ("tile", "row", "block")
+)  # fmt: skip
+
+
+def code_values(dtype: DType) -> np.ndarray:
+    """The value of every code."""
+    return np.arange(2**dtype.bits, dtype=np.uint8).view(dtype.numpy).astype(np.float64)
+
+
+NARROW = (
+    *(Row(f"encode {d}", lambda k, d=d: tc.decode(tc.encode(k.x * 4, d), d), rounded_to(d),
+          (f32, bf16, f16, e4m3), out=f32) for d in CODES),
+    *(Row(f"decode {d}", lambda k, d=d: tc.decode(tc.cast(
+              (tc.cast(tc.row_index(k.x), s32) * 16 + tc.col_index(k.x)) & (2**d.bits - 1), u8), d),
+          lambda k, d=d: code_values(d)[(k.rows * 16 + k.cols) % 2**d.bits], (f32, s32), out=f32)
+      for d in CODES),
+    Row("decode e8m0", lambda k: tc.decode(tc.cast(tc.col_index(k.x) + tc.row_index(k.x) * 0, u8),
+                                           e8m0),
+        lambda k: 2.0 ** (k.cols - 127 + 0 * k.rows), (f32,), out=f32, shapes=((64, 64), (64, 96))),
+    Row("encode e8m0", lambda k: tc.decode(tc.encode(k.y, e8m0), e8m0),
+        lambda k: 2.0 ** np.ceil(np.log2(k.y)), (f32, bf16, f16), out=f32, data="positive"),
+    Row("pack4", lambda k: tc.unpack4(tc.pack4(tc.encode(k.x, e2m1))), lambda k: codes_of(k.x),
+        (f32, bf16, e4m3), out=u8),
+)  # fmt: skip
+
+
+def codes_of(x: Any) -> Any:
+    """E2m1 codes."""
+    return e2m1.round(x, saturate=True).astype(e2m1.numpy).view(np.uint8).astype(np.float64)
+
+
+RANDOM = (
+    Row("random_bits", lambda k: tc.cast(tc.random_bits(k.x, SEED, offset=OFFSET) >> 9, f32),
+        lambda k: bits(k) // 512, (f32, bf16, e4m3), out=f32),
+    Row("uniform", lambda k: tc.uniform(k.x, SEED, row=k.n, col=8, offset=OFFSET),
+        lambda k: bits(k, 5, 8) // 256 * 2.0**-24, (f32, bf16, e4m3), out=f32),
+    Row("dropout", lambda k: tc.dropout(k.x, 0.25, SEED, offset=OFFSET),
+        lambda k: np.where(bits(k) // 256 * 2.0**-24 >= 0.25, k.x / 0.75, 0), FLOATS[:3], ulps=1),
+)  # fmt: skip
+
+CASTS = tuple(
+    Row(f"cast to {d}", lambda k, d=d: tc.cast(k.x, d), lambda k, d=d: k.x, EVERY, out=d)
+    for d in (f32, bf16, f16, e4m3, e5m2, s32, s8, u8)
+)
+
+def hard(k: Any) -> Any:
+    """Correlated rows: elements of one sign near 1, whose inverse stays small."""
+    return np.linalg.inv(np.tril(1 - 2.0**-6 * np.abs(k.x), -1) + np.eye(k.x.shape[0]))
+
+
+TRIANGULAR = tuple(
+    Row(f"tril_inverse {name} of a {scope}", body, reference, (f32,), ulps=64,
+        floor=lambda k, r=reference: abs(r(k)).max(), shapes=shapes, scopes=(scope,))
+    for scope, shapes in (("warpgroup", ((64, 64),)), ("warp", ((64, 16), (128, 32), (256, 64))))
+    for name, body, reference in (
+        ("random", lambda k: tc.tril_inverse(k.x * 0.25),
+         lambda k: np.linalg.inv(np.tril(k.x * 0.25, -1) + np.eye(k.x.shape[0]))),
+        ("correlated", lambda k: tc.tril_inverse(1.0 - tc.absolute(k.x) * 2.0**-6), hard),
+    )
+)  # fmt: skip
+
+ROWS = TRIANGULAR + QUANTIZED + NARROW + RANDOM + CASTS
