@@ -36,7 +36,8 @@ BASICS = Family(
            "compiled.resources.spill_bytes == 0")),
         E("compiled.cubin compiled.sass",
           DOUBLE + "compiled = double.compile(target=\"sm_90a\")",
-          ("compiled.cubin[:4] == b'\\x7fELF'", "'FMUL' in compiled.sass or 'FADD' in compiled.sass")),
+          ("compiled.cubin[:4] == b'\\x7fELF'",
+          "'FMUL' in compiled.sass or 'FADD' in compiled.sass")),
         E("kernel.simulate",
           DOUBLE + "result = double.simulate(x, y, grid=2, seed=3)",
           ("result.reports == ()", "result.instructions > 0")),
@@ -54,7 +55,8 @@ except tc.LayoutError as error:
 """, "text == 'tiled: cols is a multiple of 16, got cols=20'"),
     ),
     objects={"kernel": tc.KernelFunction, "compiled": Compiled},
-    notes={"compiled": "What `kernel.compile` gives, or a call has made: one specialisation for one "
+    notes={"compiled": "What `kernel.compile` gives, or a call has made: one specialisation for "
+    "one "
                        "target, compiled as far as it is asked."},
 )  # fmt: skip
 
@@ -64,10 +66,12 @@ TYPES = Family(
     "Types and dtypes",
     """
 A type is a space, a dtype, a shape and a layout. `gl[...]` and `inout[...]` are the types of tensor
-arguments, `st[...]` and `sv[...]` of shared tiles and vectors, `rt[...]` and `rv[...]` of register tiles
-and vectors. Extents of tiles are compile-time ints, those of tensors run-time values.
+arguments, `st[...]` and `sv[...]` of shared tiles and vectors, `rt[...]` and `rv[...]` of
+register tiles and vectors. Extents of tiles are compile-time ints, those of tensors run-time
+values.
 """,
-    ("gl", "inout", "st", "sv", "rt", "rv", "DType", "DTypeVar", "bf16", "f16", "f32", "tf32", "e4m3",
+    ("gl", "inout", "st", "sv", "rt", "rv", "DType", "DTypeVar", "bf16", "f16", "f32", "tf32",
+    "e4m3",
      "e5m2", "s8", "u8", "s32", "u32", "dtypes", "layouts"),
     (
         E("gl", "kind = gl[bf16, \"M\", 64]  # two axes: a run-time extent named M, and 64",
@@ -113,7 +117,8 @@ copies(x, y, grid=1)
         "tf32": "float32 of which the tensor cores keep 10 mantissa bits; f32 in memory.",
         "e4m3": "float8 of 4 exponent and 3 mantissa bits, without infinities (float8_e4m3fn).",
         "e5m2": "float8 of 5 exponent and 2 mantissa bits.",
-        "s8": "int8, signed.", "u8": "uint8, unsigned.", "s32": "int32; indices are s32.", "u32": "uint32.",
+        "s8": "int8, signed.", "u8": "uint8, unsigned.", "s32": "int32; indices are s32.",
+        "u32": "uint32.",
         "dtypes": "The module of all dtypes: one row each, `by_name`, `round`.",
         "layouts": "The module of layouts as linear maps, and of bank conflicts.",
     },
@@ -123,13 +128,13 @@ CONTROL = Family(
     "control",
     "Control flow, scalars, scopes",
     """
-Python's own `for`, `if` and functions run while tracing: loops unroll, and branches on compile-time
-values decide what is recorded. What depends on run-time values is said with `tc.range`, `tc.when` and
-`tc.select`. A run-time scalar is s32, u32, f32 or a condition; `+ - * // % << >> & | ^ ~` and
-comparisons record instructions. `//` and `%` truncate toward zero.
+Python's own `for`, `if` and functions run while tracing: loops unroll, and branches on
+compile-time values decide what is recorded. What depends on run-time values is said with
+`tc.range`, `tc.when` and `tc.select`. A run-time scalar is s32, u32, f32 or a condition; `+ - *
+// % << >> & | ^ ~` and comparisons record instructions. `//` and `%` truncate toward zero.
 
-A scope says which threads execute a statement together: the CTA, a warpgroup (128 threads), a warp, or
-one thread.
+A scope says which threads execute a statement together: the CTA, a warpgroup (128 threads), a
+warp, or one thread.
 """,
     ("warpgroup", "warps", "warp_id", "cta_id", "num_ctas", "one_thread", "range", "when",
      "otherwise", "var", "Var.set", "Var.get", "Scalar.to", "cdiv"),
@@ -184,7 +189,8 @@ example(counts, grid=4)
 ERRORS = Family(
     "errors",
     "Errors",
-    "An error says the rule, what it got, the user's line with a caret, and the nearest legal choice.",
+    "An error says the rule, what it got, the user's line with a caret, and the nearest legal "
+    "choice.",
     ("TileError", "LayoutError", "DTypeError", "ScopeError", "SyncError", "ResourceError",
      "ArchError", "MachineError", "Loc"),
     (

@@ -37,13 +37,14 @@ MAPS = Family(
     "maps",
     "Maps: values, arithmetic, conversions, selection",
     """
-Element by element: the result has the type of the tile. A vector is broadcast along the other axis
-of the tile it goes with, a scalar or a number over all of it. `+ - * /`, unary `-` and `abs()` are
-operators of tiles and vectors; `+= -= *= /=` write in place. `out=` writes the result to a tile that
-is there, which may be an operand.
+Element by element: the result has the type of the tile. A vector is broadcast along the other
+axis of the tile it goes with, a scalar or a number over all of it. `+ - * /`, unary `-` and
+`abs()` are operators of tiles and vectors; `+= -= *= /=` write in place. `out=` writes the result
+to a tile that is there, which may be an operand.
 
-Unless an entry says otherwise, scope: warpgroup or warp, and PTX: the instruction of that name, one a
-register (`add`, `max`, `ex2.approx.ftz`, ...). A conversion leaves every element in its thread.
+Unless an entry says otherwise, scope: warpgroup or warp, and PTX: the instruction of that name,
+one a register (`add`, `max`, `ex2.approx.ftz`, ...). A conversion leaves every element in its
+thread.
 """,
     ("full", "zeros", "empty", "fill", "cast", *maps.__all__),
     (
@@ -72,13 +73,17 @@ register (`add`, `max`, `ex2.approx.ftz`, ...). A conversion leaves every elemen
         E("clamp", "y = tc.clamp(x, -1.0, 1.0)", "np.array_equal(Y, np.clip(X, -1, 1))"),
         E("div", "y = tc.div(x, 3.0, accurate=True)", "np.array_equal(Y, X / np.float32(3))"),
         E("pow", "y = tc.pow(tc.absolute(x), 1.5)", "np.allclose(Y, abs(X) ** 1.5, rtol=3e-6)"),
-        E("sin cos", "y = tc.sin(x) * tc.sin(x) + tc.cos(x) * tc.cos(x)", "np.allclose(Y, 1, rtol=1e-5)"),
-        E("erf gelu", "y = tc.gelu(x) * 2.0 - x * tc.erf(x * 2**-0.5)", "np.allclose(Y, X, atol=1e-5)"),
+        E("sin cos", "y = tc.sin(x) * tc.sin(x) + tc.cos(x) * tc.cos(x)",
+          "np.allclose(Y, 1, rtol=1e-5)"),
+        E("erf gelu", "y = tc.gelu(x) * 2.0 - x * tc.erf(x * 2**-0.5)",
+          "np.allclose(Y, X, atol=1e-5)"),
         E("sigmoid silu", "y = tc.silu(x) / tc.sigmoid(x)", "np.allclose(Y, X, rtol=1e-5)"),
         E("softplus", "y = tc.softplus(x)", "np.allclose(Y, np.log1p(np.exp(X)), rtol=1e-5)"),
         E("floor ceil", "y = tc.ceil(x) - tc.floor(x)", "(Y == 1).all()"),
-        E("round trunc", "y = tc.round(x) - tc.trunc(x)", "np.array_equal(Y, np.rint(X) - np.trunc(X))"),
-        E("select", "y = tc.select(x < s, x, s)", "np.array_equal(Y, np.minimum(X, np.float32(0.5)))"),
+        E("round trunc", "y = tc.round(x) - tc.trunc(x)",
+          "np.array_equal(Y, np.rint(X) - np.trunc(X))"),
+        E("select", "y = tc.select(x < s, x, s)",
+          "np.array_equal(Y, np.minimum(X, np.float32(0.5)))"),
         E("apply", "y = tc.apply(lambda r, c, v: tc.select(r == c, v, 0.0), x)",
           "np.array_equal(Y, np.diag(np.diag(X)))"),
         E("row_index col_index", "y = tc.select(tc.col_index(x) > tc.row_index(x), 0.0, x)",
@@ -96,8 +101,8 @@ MASKS = Family(
     "masks",
     "Masks: rows, columns, diagonals, windows",
     """
-A mask writes in place, and gives the tile. Limits and offsets are ints or run-time s32 scalars, and may
-lie anywhere. Scope: warpgroup or warp. PTX: a comparison and a selection an element.
+A mask writes in place, and gives the tile. Limits and offsets are ints or run-time s32 scalars,
+and may lie anywhere. Scope: warpgroup or warp. PTX: a comparison and a selection an element.
 """,
     tuple("mask_cols mask_rows left_fill right_fill upper_fill lower_fill tril triu make_causal "
           "make_window".split()),
@@ -122,8 +127,8 @@ REDUCTIONS = Family(
     "reductions",
     "Reductions: rows, columns, vectors, tiles",
     """
-A fold along the rows of a tile gives a row vector (`rv[f32, rows]`), along the columns a column vector
-(`rv[f32, cols, "col"]`), of f32 or s32. `initial` is a vector that takes part.
+A fold along the rows of a tile gives a row vector (`rv[f32, rows]`), along the columns a column
+vector (`rv[f32, cols, "col"]`), of f32 or s32. `initial` is a vector that takes part.
 
 Unless an entry says otherwise, scope: warpgroup or warp. PTX: the arithmetic instruction and
 `shfl.sync.bfly`; columns and whole tiles of a warpgroup exchange through shared memory between two
@@ -158,7 +163,8 @@ Unless an entry says otherwise, scope: warpgroup or warp. PTX: the arithmetic in
         E("tile_max tile_min", "y = (x - tc.tile_min(x)) / (tc.tile_max(x) - tc.tile_min(x))",
           ("Y.min() == 0", "np.isclose(Y.max(), 1)")),
         E("tile_sum", "y = x - tc.tile_sum(x) * (1 / 4096)", "abs(Y.mean()) < 1e-6"),
-        E("tile_prod", "y = tc.full(rt[f32, 64, 64], tc.tile_prod(x * 0.0 + 1.0))", "(Y == 1).all()"),
+        E("tile_prod", "y = tc.full(rt[f32, 64, 64], tc.tile_prod(x * 0.0 + 1.0))",
+          "(Y == 1).all()"),
         E("tile_absmax", "y = x / tc.full(rt[f32, 64, 64], tc.tile_absmax(x))",
           "np.isclose(abs(Y).max(), 1)"),
     ),
@@ -238,7 +244,8 @@ COMPLEX = Family(
           "z = tc.complex_tile(x, x).cast(bf16)\ny = z.map(lambda part: tc.cast(part, f32)).re",
           "np.allclose(Y, X, rtol=2**-8)"),
         E("complex_pairs",
-          "z = tc.complex_pairs(x)  # columns re, im, re, im, ...\nim = z.im\nim *= -1.0  # written in x\ny = x",
+          "z = tc.complex_pairs(x)  # columns re, im, re, im, ...\nim = z.im\n"
+          "im *= -1.0  # written in x\ny = x",
           ("np.array_equal(Y[:, ::2], X[:, ::2])", "np.array_equal(Y[:, 1::2], -X[:, 1::2])")),
         E("complex_mma",
           SHARED_B + "a, b = tc.complex_tile(b, b), tc.complex_tile(b, b)\n"

@@ -19,9 +19,9 @@ COPIES = Family(
     "memory",
     "Memory: shared tiles, loads, stores, copies by threads, atomics",
     """
-A place in a tensor is `A[row, col]`, in tiles of whatever meets it, or `A.at(row, col)`, in elements.
-Elements outside the tensor load as `fill` and are not stored. What threads write to a shared tile is
-there for others after `tc.sync`.
+A place in a tensor is `A[row, col]`, in tiles of whatever meets it, or `A.at(row, col)`, in
+elements. Elements outside the tensor load as `fill` and are not stored. What threads write to a
+shared tile is there for others after `tc.sync`.
 """,
     ("shared", "load", "store", "copy", "copy_async", "copy_commit", "copy_wait", "atomic_add",
      "atomic_min", "atomic_max", "turn"),
@@ -40,7 +40,8 @@ there for others after `tc.sync`.
                   "tc.copy(Y[0, 0], tile)", "np.array_equal(Y, X)"),
         E("copy_async copy_commit copy_wait",
           "tiles = tc.shared(st[f32, 32, 64], 2)\n"
-          "for half in range(2):\n    tc.copy_async(tiles[half], X[half, 0])\n    tc.copy_commit()\n"
+          "for half in range(2):\n    tc.copy_async(tiles[half], X[half, 0])\n"
+          "    tc.copy_commit()\n"
           "tc.copy_wait(1)  # the first group is done\ntc.sync()\ntc.copy(Y[0, 0], tiles[0])\n"
           "tc.copy_wait()\ntc.sync()\ntc.copy(Y[1, 0], tiles[1])", "np.array_equal(Y, X)"),
         E("atomic_add", "x = tc.load(X[0, 0], rt[f32, 64, 64])\ntc.atomic_add(Y[0, 0], x)\n"
@@ -74,20 +75,22 @@ example(X, Y, turns, grid=4)
     BARE,
 )  # fmt: skip
 
-LOAD = "tile = tc.shared(st[f32, 64, 64])\nfull.expect(tile)\ntc.load_async(tile, X[0, 0], full)\n" \
-       "full.wait(0)\n"  # fmt: skip
+LOAD = "tile = tc.shared(st[f32, 64, 64])\nfull.expect(tile)\n" \
+       "tc.load_async(tile, X[0, 0], full)\nfull.wait(0)\n"  # fmt: skip
 TMA = Family(
     "tma",
     "Asynchronous transfers: TMA and bulk copies",
     """
-One thread starts a transfer of a whole tile; the hardware moves it. A load completes on an mbarrier, a
-store in groups of the thread that started it. In a pipeline the template owns the barriers.
+One thread starts a transfer of a whole tile; the hardware moves it. A load completes on an
+mbarrier, a store in groups of the thread that started it. In a pipeline the template owns the
+barriers.
 """,
     ("load_async", "store_async", "store_add_async", "store_min_async", "store_max_async",
      "store_wait", "prefetch", "load_bulk", "store_bulk"),
     (
         E("load_async store_async store_wait",
-          LOAD + "tc.store_async(Y[0, 0], tile)\ntc.store_wait(read=False)", "np.array_equal(Y, X)"),
+          LOAD + "tc.store_async(Y[0, 0], tile)\ntc.store_wait(read=False)",
+          "np.array_equal(Y, X)"),
         E("store_add_async",
           LOAD + "tc.store_add_async(Y[0, 0], tile)\ntc.store_add_async(Y[0, 0], tile)\n"
           "tc.store_wait(read=False)", "np.array_equal(Y, 2 * X)"),
@@ -123,8 +126,8 @@ VIEWS = Family(
     "views",
     "Views of tensors",
     """
-A view renames axes of a tensor argument; nothing is copied, and everything that takes a place takes one
-of a view. `A[first:last, col, :]` cuts an axis, fixes one and keeps one.
+A view renames axes of a tensor argument; nothing is copied, and everything that takes a place
+takes one of a view. `A[first:last, col, :]` cuts an axis, fixes one and keeps one.
 """,
     tuple(f"tensor.{name}" for name in
           "size rows cols at T permute broadcast paged dtype order tma".split()),

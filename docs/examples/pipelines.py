@@ -91,8 +91,9 @@ PIPELINES = Family(
     "pipelines",
     "Pipelines and orders of tasks",
     """
-The user fills holes, the template owns rings of stages, mbarriers, phases, arrive counts, byte counts,
-roles and register budgets. Tasks are taken by a persistent grid in the order that a schedule gives.
+The user fills holes, the template owns rings of stages, mbarriers, phases, arrive counts, byte
+counts, roles and register budgets. Tasks are taken by a persistent grid in the order that a
+schedule gives.
 """,
     ("lcf", "pipe", "pipe.input", "pipe.scratch", "pipe.output", "pipe.accumulator",
      "pipe.consumer", "pipe.begin", "pipe.load", "pipe.compute", "pipe.consume", "pipe.finish",
@@ -100,7 +101,8 @@ roles and register budgets. Tasks are taken by a persistent grid in the order th
      "scratch.release", "output", "output.store", "Schedule", "row_major", "grouped",
      "sequence_first"),
     (
-        E("lcf pipe pipe.input pipe.output pipe.accumulator pipe.load pipe.compute pipe.finish input "
+        E("lcf pipe pipe.input pipe.output pipe.accumulator pipe.load pipe.compute pipe.finish "
+          "input "
           "output output.store row_major Schedule",
           GEMM.format(tasks="tc.row_major(tc.cdiv(A.rows, 64), tc.cdiv(B.cols, 64))"), GEMM_CHECK),
         E("pipe.scratch pipe.begin pipe.consume pipe.turn pipe.consumer input.wait input.release "
@@ -124,7 +126,8 @@ ESCAPE = Family(
         E("inline", "tc.inline(\"fma.rn.f32 $0, $0, $1, $2;\", x, 2.0, s, writes=(0,))\ny = x",
           "np.allclose(Y, 2 * X + 0.5)"),
         E("print", "tc.print(\"n is\", n)\ny = x", "np.array_equal(Y, X)"),
-        E("device_assert", "tc.device_assert(n < 10, \"n is small\")\ny = x", "np.array_equal(Y, X)"),
+        E("device_assert", "tc.device_assert(n < 10, \"n is small\")\ny = x",
+          "np.array_equal(Y, X)"),
     ),
     FRAME,
 )  # fmt: skip

@@ -30,8 +30,8 @@ SYNCHRONISATION = Family(
     "Synchronisation by hand",
     """
 A pipeline derives its barriers. By hand: mbarriers in shared memory for loads and for who waits for
-whom, named barriers for threads of one CTA, fences between proxies. What each of them orders is on the
-page of the [memory model](../memory-model.md).
+whom, named barriers for threads of one CTA, fences between proxies. What each of them orders is
+on the page of the [memory model](../memory-model.md).
 """,
     ("sync", "barriers", "barrier", "barrier.arrive", "barrier.expect", "barrier.wait",
      "barrier.try_wait", "barrier.arrive_after_copies", "barrier_sync", "barrier_arrive", "fence",
@@ -148,7 +148,8 @@ before it on the stream, and let those after it start early.
             "tc.store(mine, tc.load(X[tc.cta_id(), 0], rt[f32, 64, 64]))", "tc.cluster_sync()",
             "tc.store(Y[tc.cta_id(), 0], tc.load(tc.peer(mine, rank ^ 1)))"])),
           "np.array_equal(Y, np.roll(X, 64, 0))"),
-        E("copy_to_peer cluster_arrive cluster_wait", PAIR.format("full = tc.barrier()", LINES.join([
+        E("copy_to_peer cluster_arrive cluster_wait", PAIR.format(
+            "full = tc.barrier()", LINES.join([
             "tc.store(mine, tc.load(X[tc.cta_id(), 0], rt[f32, 64, 64]))", "full.expect(other)",
             "tc.sync()", "tc.cluster_arrive()  # the other's barrier expects its bytes",
             "tc.cluster_wait()", "tc.copy_to_peer(tc.peer(other, rank ^ 1), mine, full)",
