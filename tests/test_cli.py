@@ -289,6 +289,11 @@ def test_gpu_commands_say_what_is_missing(monkeypatch):
         assert "PyTorch" in out and "Traceback" not in out
 
 
+def test_sim_of_shapes_no_machine_takes_says_so():
+    assert "Hkv that divides H" in call("sim", "attention", "--shape", "H=3,Hkv=2", code=1)
+    assert "not enough memory" in call("sim", "matmul", "--shape", "M=1000000000000,K=1", code=1)
+
+
 def test_demo_without_the_source_tree_says_so(monkeypatch, tmp_path):
     monkeypatch.setattr("tilecat.cli.demo.EXAMPLE", tmp_path / "none.py")
     assert "part of the source tree" in call("demo", code=1)

@@ -97,8 +97,14 @@ def test_spec_errors_name_what_there_is():
         gemm.example({"Q": 3})
     with pytest.raises(LayoutError, match="no shape '5\\^3'"):
         gemm.shape("5^3")
-    with pytest.raises(LayoutError, match="no configuration"):
+    with pytest.raises(LayoutError, match="no configuration fits the extents D=96"):
         attention.config({"D": 96})
+    with pytest.raises(LayoutError, match="no configuration is called 'D96'"):
+        attention.config(name="D96")
+    for extents, got in (({"H": 3, "Hkv": 2}, "H=3, Hkv=2"), ({"Lk": 0}, "Lk=0")):
+        with pytest.raises(LayoutError, match="Hkv that divides H, and keys") as caught:
+            attention.example(extents)
+        assert got in caught.value.message
 
 
 def test_a_new_shape_compiles_nothing_whatever_its_log_sum_exp_looks_like():

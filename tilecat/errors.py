@@ -14,6 +14,7 @@ _PACKAGE = Path(__file__).resolve().parent
 _STANDARD_LIBRARY = Path(linecache.__file__).resolve().parent
 # Kernels are written by users of the language, even when they ship with it.
 _USER_PARTS = (_PACKAGE / "kernels",)
+_NO_KERNELS = (_PACKAGE / "kernels" / "spec.py",)
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ def is_user_file(path: str) -> bool:
     if path.startswith("<"):
         return not path.startswith(("<frozen", "<__array_function__"))
     resolved = Path(path)
-    if any(part in resolved.parents for part in _USER_PARTS):
+    if resolved not in _NO_KERNELS and any(part in resolved.parents for part in _USER_PARTS):
         return True
     return _PACKAGE not in resolved.parents and resolved.parent != _STANDARD_LIBRARY
 

@@ -48,6 +48,10 @@ def test_nothing_is_refused_only_when_executed():
     ((".maxntid 32, 1, 1", ""), "block size"), (("bra L;", "bra M;"), "no label M"),
     ((".minnctapersm 1", ".noreturn"), "directive .noreturn"),
     ((".maxntid 32, 1, 1", ".maxntid 33, 1, 1"), "multiple of 32"),
+    (("mov.u32 %r1, 1;", "mov.u32 , 1;"), "an operand is missing"),
+    (("mov.u32 %r1, 1;", "ld.shared.u32 %r1, [];"), "an operand is missing"),
+    (("mov.u32 %r1, 1;", "mov.u32 %r1|%r2|%r3, 1;"), "two destinations"),
+    (("mov.u32 %r1, 1;", ".loc 1 5"), "a .loc has file, line and column"),
 ])  # fmt: skip
 def test_broken_texts(change, message):
     text = kernel("mov.u32 %r1, 1;\nbra L; L:")

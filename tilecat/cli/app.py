@@ -57,6 +57,8 @@ class Commands(click.Group):
             return super().invoke(ctx)
         except TileError as error:
             raise LibraryError(error) from error
+        except MemoryError as error:
+            raise click.ClickException(f"not enough memory: {error}") from error
         except OSError as error:
             where = f": {error.filename}" if error.filename else ""
             raise click.ClickException(f"{error.strerror or error}{where}") from error

@@ -21,7 +21,7 @@ def attention(Q: gl[T, "B", "H", "Lq", "D"], K: gl[T, "B", "Hkv", "Lk", "D"],
 
     Key blocks run backwards: only the last can be ragged, and it is masked before the loop, where
     no mma is in flight. In the loop, S = Q K^T of this block and O += P V of the block before run
-    on the tensor cores while the softmax of S is computed.
+    on the tensor cores while the softmax of S is computed. Hkv must divide H, and Lk be positive.
     """
     steps = tc.cdiv(K.size(2), tile_k)
     tasks = tc.sequence_first(tc.cdiv(Q.size(2), 64 * consumers), Q.size(1), Q.size(0))

@@ -107,9 +107,11 @@ class KernelSpec:
         for config in self.configs:
             if config.name == name or name is None and config.fits(wanted):
                 return config
-        listing = ", ".join(config.name for config in self.configs)
+        listing = "; ".join(config.name for config in self.configs)
+        shown = ", ".join(f"{dim}={extent}" for dim, extent in wanted.items())
         raise LayoutError(
-            f"{self.name}: no configuration for name={name}, extents={dict(wanted)}",
+            f"{self.name}: no configuration "
+            + (f"fits the extents {shown}" if name is None else f"is called {name!r}"),
             hint=f"there are {listing}",
         )
 
@@ -231,6 +233,11 @@ def _make_attention(extents: Extents, dtype: str, generator: np.random.Generator
     batch, heads, groups, queries, keys, dim = (
         extents[name] for name in ("B", "H", "Hkv", "Lq", "Lk", "D")
     )
+    if groups < 1 or heads % groups or keys < 1:
+        raise LayoutError(
+            f"attention: the kernel needs Hkv that divides H, and keys, got H={heads}, "
+            f"Hkv={groups}, Lk={keys}",
+        )
     q = _normal(generator, (batch, heads, queries, dim), dtype)
     k, v = (_normal(generator, (batch, groups, keys, dim), dtype) for _ in range(2))
     return [q, k, v, np.zeros_like(q), np.zeros((batch, heads, queries), np.float32), dim**-0.5]

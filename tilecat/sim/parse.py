@@ -229,8 +229,10 @@ class _Body:
 
     def operand(self, text: str, line: int) -> object:
         """One operand, PTX ISA chapter 6."""
+        if not text:
+            self.fail(line, text, "an operand is missing")
         if text[0] == "[":
-            base, *extra = split_operands(text[1:-1])
+            base, *extra = split_operands(text[1:-1]) or ("",)
             offset = 0
             match = _OFFSET.match(base)
             if match and self.lookup(base) is None:
@@ -245,7 +247,7 @@ class _Body:
         if text[0] == "!":
             return Not(self.operand(text[1:].strip(), line))
         if "|" in text:
-            first, second = text.split("|")
+            first, _, second = text.partition("|")
             return Pair(self.operand(first.strip(), line), self.operand(second.strip(), line))
         return self.scalar(text, line)
 
@@ -322,9 +324,11 @@ class _Body:
             return args
         return (*args[:-1], Symbol("\0".join(self.label_scopes[1:]) + "\0" + args[-1].name))
 
-    def location(self, text: str) -> None:
+    def location(self, text: str, at: int) -> None:
         """`.loc file line column`, PTX ISA 11.5.2."""
         numbers = re.findall(r"\d+", text.split("function_name")[0])
+        if len(numbers) < 3:
+            self.fail(at, text, "a .loc has file, line and column")
         file, line, column = (int(number) for number in numbers[:3])
         path = self.files.get(file)
         self.loc = Loc(path, line, max(column - 1, 0)) if path else None
@@ -376,7 +380,7 @@ def _scan(body: _Body, text: str, start: int, lines: list[int]) -> None:
             _block(body, char)
         elif re.match(r"\.loc\s", text[position : position + 5]):
             end = text.find("\n", position)
-            body.location(text[position:end])
+            body.location(text[position:end], line)
             position = end
         elif label:
             body.label(label[1])
