@@ -109,7 +109,7 @@ TABLES = (
     CaseTable("maps, reductions, control", ops_cases.CASES, _op),
     CaseTable("ops on every dtype and scope", tuple(table_rows.CASES), _row_of_table, table.QUICK),
     CaseTable("matrix products", mma_cases.CASES, _mma, 16),
-    CaseTable("memory and synchronisation", test_memory.CASES, _memory, 3),
+    CaseTable("memory and synchronisation", test_memory.CASES, _memory),
     CaseTable("shipped kernels", kernel_cases.CASES, _kernel),
     CaseTable(
         "examples of the reference",
