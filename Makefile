@@ -12,6 +12,8 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --retrie
 # One BLAS thread a process: tests are spread over processes already, and the products of the PTX
 # machine are too small for more.
 ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
+# Fonts that Matplotlib found: in .venv, not in the user's home.
+FONTS := MPLCONFIGDIR=$(CURDIR)/$(VENV)/matplotlib
 WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); \
 	if [ $$n -gt 16 ]; then echo 16; else echo $$n; fi)
 # The size of the package is printed with the difference to this revision.
@@ -78,11 +80,11 @@ format: $(STAMPS)/dev
 
 test: lint
 	@$(BIN)/python tests/test_architecture.py $(BASE)
-	@$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+	@$(ONE_THREAD) $(FONTS) $(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
 
 test-all: lint
 	@$(BIN)/python tests/test_architecture.py $(BASE)
-	@$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) -m '(slow or not slow) and not gpu' $(ARGS)
+	@$(ONE_THREAD) $(FONTS) $(BIN)/python -m pytest -n $(WORKERS) -m '(slow or not slow) and not gpu' $(ARGS)
 
 test-gpu: $(STAMPS)/gpu
 	@$(BIN)/python -m pytest -m gpu $(ARGS)

@@ -46,8 +46,8 @@ NARROW = Family(
     "quantisation",
     "Quantisation, narrow floats, random tiles, triangular inverses",
     """
-A quantised tile comes with its scales: `tile` is `q * scale` within half a unit of q. Codes of 4- and
-6-bit floats lie one a byte in u8 tiles, or two a byte after `tc.pack4`.
+A quantised tile comes with its scales: `tile` is `q * scale` within half a unit of q. Codes of
+4- and 6-bit floats lie one a byte in u8 tiles, or two a byte after `tc.pack4`.
 
 Random numbers depend on the seed, the stream and the element's position alone (Philox 4x32-10), not
 on the layout, the scope or the chip.
