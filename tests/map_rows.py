@@ -98,6 +98,7 @@ CONDITIONS = (
         ("eq", lambda k: k.x == k.y), ("ne", lambda k: k.x != k.y), ("lt", lambda k: k.x < k.y),
         ("le", lambda k: k.x <= k.y), ("gt", lambda k: k.x > k.y), ("ge", lambda k: k.x >= k.y),
     )),
+    Row("cast of conditions", lambda k: tc.cast(k.x < k.y, f32), lambda k: k.x < k.y, EVERY, out=f32),
     Row("logic", lambda k: ~((k.x < k.y) & (k.y < 1)) ^ (k.x < 0),
         lambda k: ~((k.x < k.y) & (k.y < 1)) ^ (k.x < 0), EVERY, out=u8),
     Row("select", lambda k: tc.select(k.x < k.y, k.x, k.y), lambda k: np.where(k.x < k.y, k.x, k.y),

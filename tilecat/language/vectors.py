@@ -43,7 +43,7 @@ def _changed(name: str, vector: RegVec, axis: str) -> RegVec:
         low = kind.length // unit * unit
         raise LayoutError(
             f"{name}: the length is a multiple of {unit}, got {kind}",
-            hint=f"nearest legal: {low or unit} and {low + unit}",
+            hint=f"nearest legal: {f'{low} and ' if low else ''}{low + unit}",
         )
     return change_vector(name, vector, RegVecType(kind.dtype, kind.length, axis, warps=kind.warps))
 

@@ -23,8 +23,8 @@ class Cast(Op):
     Where the dtype's own fragment is another, the result keeps that of `x`; `permuted` gives it
     its own, with permuted columns (`layouts.permuted_indices`).
 
-    Floats round to nearest even (tf32: to nearest, ties away), 8-bit types saturate, a float to
-    an integer rounds to nearest even and saturates.
+    Conditions give 1 and 0. Floats round to nearest even (tf32: to nearest, ties away), 8-bit types
+    saturate, a float to an integer rounds to nearest even and saturates.
     """
 
     scopes: ClassVar[tuple[Scope, ...]] = TILE_SCOPES
@@ -91,6 +91,14 @@ class Cast(Op):
 def convert(w: Any, source: DType, target: DType, elements: list[str]) -> None:
     """Replaces 32-bit elements of one type by those of another: f32, s32 or u32."""
     have, want = computed_in(source), computed_in(target)
+    if have.kind == "pred":
+        kind = register_kind(want)
+        one = ptx.f32_literal(1.0) if want.is_float else "1"
+        zero = ptx.f32_literal(0.0) if want.is_float else "0"
+        for index, element in enumerate(elements):
+            elements[index] = w.new(kind, "number")
+            w.line(ptx.alu(f"selp.{kind}", elements[index], one, zero, element))
+        return
     if have == want:
         return
     for index, element in enumerate(elements):

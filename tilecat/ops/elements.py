@@ -11,6 +11,7 @@ from typing import Any
 
 from .. import dtypes
 from ..dtypes import DType
+from ..errors import DTypeError
 from ..ptx import instructions as ptx
 from ..tiles import RegTileType, RegVecType
 
@@ -36,6 +37,18 @@ def register_kind(dtype: DType) -> str:
     if dtype.kind == "pred":
         return "pred"
     return "f32" if dtype.is_float else "b32"
+
+
+def require_numbers(name: str, dtype: DType) -> None:
+    """Elements are numbers, not conditions.
+
+    Raises:
+        DTypeError: they are conditions.
+    """
+    if dtype.kind == "pred":
+        raise DTypeError(
+            f"{name}: wanted numbers, got conditions", hint="tc.select(condition, 1, 0) gives them"
+        )
 
 
 def whole_registers(dtype: DType) -> bool:

@@ -16,7 +16,15 @@ from ..ir import TILE_SCOPES, Access, Effect, Op, Scope, Value, attribute, opera
 from ..layouts.registers import fragment_of
 from ..ptx import instructions as ptx
 from ..tiles import RegTileType, RegVecType, ScalarType, TileType
-from .elements import PACK, computed_in, pack, register_kind, unpack, whole_registers
+from .elements import (
+    PACK,
+    computed_in,
+    pack,
+    register_kind,
+    require_numbers,
+    unpack,
+    whole_registers,
+)
 from .map_rows import MAPS, MapRow
 from .scalar import Operand
 
@@ -303,6 +311,7 @@ class Fill(Op):
     def infer(self) -> tuple[TileType, ...]:
         """The type given; the value must be one its dtype is computed in."""
         dtype = self.kind.dtype
+        require_numbers("fill", dtype)
         if isinstance(self.value, Value):
             wanted = dtype if dtype.bits == 32 else computed_in(dtype)
             if self.value.type != ScalarType(wanted):

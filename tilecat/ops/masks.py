@@ -11,7 +11,7 @@ from ..errors import DTypeError, LayoutError
 from ..ir import TILE_SCOPES, Access, Effect, Op, Scope, Value, attribute, operand
 from ..ptx import instructions as ptx
 from ..tiles import RegTileType, ScalarType, TileType
-from .elements import computed_in, pack, register_kind, unpack
+from .elements import computed_in, pack, register_kind, require_numbers, unpack
 from .scalar import Operand, require_s32
 
 # What is compared: coefficients of row and column.
@@ -45,6 +45,7 @@ class Mask(Op):
         kind = self.tile.type
         if not isinstance(kind, RegTileType):
             raise LayoutError(f"{self.name}: wanted a register tile, got {kind}")
+        require_numbers(self.name, kind.dtype)
         wanted = computed_in(kind.dtype)
         if isinstance(self.value, Value):
             if self.value.type != ScalarType(wanted):

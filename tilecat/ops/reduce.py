@@ -13,7 +13,7 @@ from ..ir import TILE_SCOPES, Access, Effect, Op, Scope, SharedRequest, Value, a
 from ..layouts import bank_conflicts
 from ..ptx import instructions as ptx
 from ..tiles import RegTileType, RegVecType, ScalarType, TileType
-from .elements import computed_in, register_kind, unpack
+from .elements import computed_in, register_kind, require_numbers, unpack
 from .elementwise import element_sources
 
 CHAINS = 2  # independent chains a value: an f32 add or max has a latency of 4 cycles on Hopper
@@ -82,6 +82,7 @@ class Reduce(Op):
         kind = self.tile.type
         if not isinstance(kind, RegTileType):
             raise LayoutError(f"{self.axis}_{self.name}: wanted a register tile, got {kind}")
+        require_numbers(f"{self.axis}_{self.name}", kind.dtype)
         vector = replace(kind.vector(self.axis), dtype=computed_in(kind.dtype))
         if self.partial:
             if vector.axis != "row":

@@ -13,6 +13,7 @@ from ..layouts.registers import LANES
 from ..layouts.shuffle import Packing
 from ..ptx import instructions as ptx
 from ..tiles import RegTileType, TileType
+from .elements import require_numbers
 
 
 @dataclass(eq=False)
@@ -35,6 +36,7 @@ class ChangeLayout(Op):
         """The tile's type in the new layout."""
         kind = self.tile.type
         assert isinstance(kind, RegTileType), "the function took a register tile"
+        require_numbers(self.name, kind.dtype)
         result = RegTileType(kind.dtype, kind.rows, kind.cols, kind.warps, self.order)
         try:
             layout_change(kind.layout, result.layout)

@@ -19,7 +19,7 @@ from ..ir import TILE_SCOPES, Access, Effect, Op, Scope, SharedRequest, Value, a
 from ..ptx import instructions as ptx
 from ..tiles import RegTileType, RegVecType, TileType
 from .conditions import as_dtype, check_condition
-from .elements import pack, register_kind, unpack
+from .elements import pack, register_kind, require_numbers, unpack
 from .elementwise import RegType, element_count, element_operands
 from .reduce import exchange_requests
 
@@ -190,10 +190,7 @@ class Scan(Op):
             raise LayoutError(
                 f"{self.label}: wanted a tile, or a whole row or column vector, got {kind}"
             )
-        if kind.dtype.kind == "pred":
-            raise DTypeError(
-                f"{self.label}: wanted numbers, got {kind}", hint="tc.select(condition, 1, 0)"
-            )
+        require_numbers(self.label, kind.dtype)
         if self.starts is not None:
             starts = self.starts.type
             if not isinstance(starts, RegTileType | RegVecType) or starts.dtype.kind != "pred":
