@@ -8,7 +8,7 @@ import numpy as np
 from table import EVERY, FLOATS, Row
 
 import tilecat as tc
-from tilecat import f32, s32
+from tilecat import f32, s32, st
 from tilecat.dtypes import bf16, f16
 
 WIDE = (f32, s32)
@@ -141,6 +141,19 @@ def decay(g: Any) -> Any:
 
 
 SQUARE = ((64, 64),)
+def in_shared(k: Any) -> Any:
+    """A map of two shared tiles."""
+    a, b = (tc.shared(st[k.x.dtype, *k.kind.shape]) for _ in range(2))
+    tc.store(a, k.x)
+    tc.store(b, k.y)
+    tc.map_shared(lambda x, y: tc.maximum(x, y) - tc.row_max(x), b, a, b)
+    return tc.load(b)
+
+
+SHARED = (
+    Row("map_shared", in_shared, lambda k: np.maximum(k.x, k.y) - k.x.max(1, keepdims=True),
+        (f32, bf16, f16, s32), ulps=0.5, scopes=("warpgroup",)),
+)  # fmt: skip
 VECTORS = (
     Row("to_plain", lambda k: tc.to_row_vector(tc.to_plain(k.r * 2)), lambda k: k.r * 2, WIDE),
     Row("to_plain col", lambda k: tc.to_col_vector(tc.to_plain(k.c) + 1), lambda k: k.c + 1, WIDE,
@@ -159,4 +172,4 @@ VECTORS = (
         WIDE),
 )  # fmt: skip
 
-ROWS = REDUCTIONS + SCANS + VECTORS
+ROWS = REDUCTIONS + SCANS + VECTORS + SHARED

@@ -30,7 +30,7 @@ EVERY = FLOATS + INTEGERS
 SHAPES = ((64, 32), (64, 64), (128, 32), (64, 96), (128, 128), (64, 256))
 SCOPES = ("warpgroup", "warp")
 N, S = 5, 1.75
-QUICK = 16  # one case in this many runs by default; every row has at least one
+QUICK = 20  # one case in this many runs by default; every row has at least one
 
 
 @dataclass(frozen=True)

@@ -117,6 +117,7 @@ from .language.scans import (
     decay_tile,
 )
 from .language.sections import cta_id, num_ctas, sync, warp_id, warpgroup, warps
+from .language.shared_maps import map_shared
 from .language.transfers import (
     copy,
     copy_async,
@@ -230,6 +231,7 @@ __all__ = [
     "MachineError",
     "make_causal",
     "make_window",
+    "map_shared",
     "mask_cols",
     "mask_rows",
     "matmul",

@@ -44,16 +44,17 @@ or plain, without copies.
 
 NARROW = Family(
     "quantisation",
-    "Quantisation, narrow floats, random tiles, triangular inverses",
+    "Quantisation, narrow floats, random tiles, triangular inverses, maps of shared tiles",
     """
-A quantised tile comes with its scales: `tile` is `q * scale` within half a unit of q. Codes of
-4- and 6-bit floats lie one a byte in u8 tiles, or two a byte after `tc.pack4`.
+A quantised tile comes with its scales: `tile` is `q * scale` within half a unit of q. Codes of 4-
+and 6-bit floats lie one a byte in u8 tiles, or two a byte after `tc.pack4`.
 
 Random numbers depend on the seed, the stream and the element's position alone (Philox 4x32-10), not
 on the layout, the scope or the chip.
 """,
     tuple(
-        "quantize encode decode pack4 unpack4 random_bits uniform dropout tril_inverse".split()
+        "quantize encode decode pack4 unpack4 random_bits uniform dropout tril_inverse "
+        "map_shared".split()
     ),
     (
         E("quantize",
@@ -69,6 +70,10 @@ on the layout, the scope or the chip.
           "abs(Y.mean() - 0.5) < 0.05"),
         E("uniform", "y = tc.uniform(x, 7, row=64, offset=n)", "((0 <= Y) & (Y < 1)).all()"),
         E("dropout", "y = tc.dropout(x, 0.25, 7)", "abs((Y == 0).mean() - 0.25) < 0.03"),
+        E("map_shared",
+          "tile = tc.shared(st[f32, 64, 64])\ntc.store(tile, x)\n"
+          "tc.map_shared(lambda v: v - tc.row_max(v), tile, tile)\ny = tc.load(tile)",
+          "np.array_equal(Y, X - X.max(1, keepdims=True))"),
         E("tril_inverse", "y = tc.tril_inverse(x * 0.125)",
           "np.allclose(Y @ (np.tril(X / 8, -1) + np.eye(64)), np.eye(64), atol=1e-4)"),
     ),
