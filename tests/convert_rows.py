@@ -69,7 +69,7 @@ def quantized(dtype: DType, per: str) -> tuple[Any, Any]:
 
 # An element at a tie of the quantised type may go either way: one unit of the last place.
 STEP = {"e4m3": 2.0**20, "e5m2": 2.0**21, "s8": 2.0**17}
-WIDE = ((64, 128), (128, 256))
+WIDE = ((64, 128), (64, 256))
 QUANTIZED = tuple(
     Row(f"quantize {dtype} per {per}", *quantized(dtype, per), (f32, bf16, f16), out=f32,
         ulps=STEP[dtype.name], floor=0 if dtype.is_float else lambda k: abs(k.x).max(),
