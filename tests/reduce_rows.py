@@ -110,7 +110,8 @@ SCANS = (
           lambda k, a=axis, r=reverse, e=exclusive: tc.cumsum(
               k.x, a, starts=k.y > 1, reverse=r, exclusive=e),
           lambda k, a=axis, r=reverse, e=exclusive: segmented(k.x, k.y > 1, r, e) if a == "col"
-          else segmented(k.x.T, k.y.T > 1, r, e).T, WIDE, ulps=8, floor=total, shapes=((64, 32), (64, 64)))
+          else segmented(k.x.T, k.y.T > 1, r, e).T, WIDE, ulps=8, floor=total,
+          shapes=((64, 32), (64, 64)))
       for axis in ("col", "row") for reverse in (False, True) for exclusive in (False, True)),
     Row("cumsum starts vector", lambda k: tc.cumsum(k.x, "col", starts=k.c > 1),
         lambda k: segmented(k.x, k.c > 1), WIDE, ulps=8, floor=total, shapes=FEW),

@@ -1,6 +1,6 @@
 """Every test of tests/gpu on this GPU, in several processes: counts and failures by test.
 
-    python benchmarks/conformance.py OUT.json [PROCESSES [SECONDS]]
+    python benchmarks/conformance_gpu.py OUT.json [PROCESSES [SECONDS]]
 
 The cases are those of the CASES tables that run on the PTX machine, against the same references.
 After SECONDS no further test starts, and the file says how many did not.
@@ -65,7 +65,7 @@ def main(target: str, processes: int = 8, seconds: float = 480) -> int:
             path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
             env = os.environ | {f"CONFORMANCE_{k}": str(v) for k, v in values.items()}
             command = [
-                sys.executable, "-m", "pytest", "-m", "gpu", "tests/gpu", "-q", "-p", "conformance",
+                sys.executable, "-m", "pytest", "-m", "gpu", "tests/gpu", "-q", "-p", "conformance_gpu",
                 "-p", "no:cacheprovider",
             ]  # fmt: skip
             running.append(
