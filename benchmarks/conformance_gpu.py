@@ -65,8 +65,8 @@ def main(target: str, processes: int = 8, seconds: float = 480) -> int:
             path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
             env = os.environ | {f"CONFORMANCE_{k}": str(v) for k, v in values.items()}
             command = [
-                sys.executable, "-m", "pytest", "-m", "gpu", "tests/gpu", "-q", "-p", "conformance_gpu",
-                "-p", "no:cacheprovider",
+                sys.executable, "-m", "pytest", "-m", "gpu", "tests/gpu", "-q",
+                "-p", "conformance_gpu", "-p", "no:cacheprovider",
             ]  # fmt: skip
             running.append(
                 subprocess.Popen(
