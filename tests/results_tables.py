@@ -115,9 +115,11 @@ def geomean(rows: list[dict[str, Any]]) -> str:
             for peer, value in row.get("ratio", {}).items():
                 ratios.setdefault(peer, []).append(value["median"])
     means = {peer: math.exp(sum(map(math.log, v)) / len(v)) for peer, v in ratios.items()}
-    return "; ".join(
+    text = "; ".join(
         f"{mean:.2f}x {peer} over {len(ratios[peer])} problems" for peer, mean in means.items()
     )
+    beside = [row["label"] for row in rows if row.get("group", "peers") != "peers"]
+    return text + (f" (without {', '.join(beside)})" if text and beside else "")
 
 
 def _part(table: str, source: Source, labels: tuple[str, ...] | None) -> Iterator[str]:
