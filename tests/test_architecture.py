@@ -23,7 +23,6 @@ PACKAGE = ROOT / "tilecat"
 FOLDERS = (PACKAGE, ROOT / "tests", ROOT / "examples", ROOT / "benchmarks", ROOT / "docs")
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 60
-MAX_KERNEL_LINES = 80  # a kernel is a program: its holes are its functions
 MAX_LINE_CHARS = 100
 # Words to the tools at the end of a line do not count, for the linter neither.
 REMARK = re.compile(r"\s*# (fmt: skip|type: ignore|noqa).*$")
@@ -163,8 +162,7 @@ def test_functions_stay_short():
             if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 continue
             length = node.end_lineno - node.lineno + 1
-            kernel = any(ast.unparse(item) == "tc.kernel" for item in node.decorator_list)
-            if length > (MAX_KERNEL_LINES if kernel else MAX_FUNCTION_LINES):
+            if length > MAX_FUNCTION_LINES:
                 wrong.append(f"{name_of(path)}:{node.lineno}: {node.name}: {length} lines")
     assert not wrong, "\n".join(wrong)
 

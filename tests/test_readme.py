@@ -1,6 +1,6 @@
 """The README cannot rot: its Python runs, and the kernels it shows are the kernels of the package.
 
-A block below `<!-- source: FILE:FUNCTION -->` ends with that function's source, word for word; a
+A block below `<!-- source: FILE:NAME,... -->` ends with the source of those functions, word for word; a
 `text` block holds what the Python block before it prints. Measurements are copied from the files in
 `benchmarks/results` between `<!-- measured: ... -->` and `<!-- end -->`.
 As a script: `--check` compares, `--write` copies the sources into the README.
@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 MEASUREMENTS = ROOT / "docs" / "measurements.md"
 MEASURED = re.compile(r"(<!-- measured: (\w+) -->\n).*?(<!-- end -->)", re.S)
-MARK = re.compile(r"<!-- source: (?P<file>\S+):(?P<name>\w+) -->")
+MARK = re.compile(r"<!-- source: (?P<file>\S+):(?P<name>[\w,]+) -->")
 
 
 @dataclass(frozen=True)
@@ -59,15 +59,19 @@ def blocks(text: str) -> list[Block]:
     return found
 
 
-def source_of(file: str, name: str) -> str:
-    """A function's source, decorators included, without remarks to the formatter."""
+def source_of(file: str, names: str) -> str:
+    """The source of functions, decorators included, without remarks to the formatter."""
     text = (ROOT / file).read_text(encoding="utf-8")
-    for node in ast.parse(text).body:
-        if isinstance(node, ast.FunctionDef) and node.name == name:
-            first = min([node.lineno, *(item.lineno for item in node.decorator_list)])
-            shown = "".join(text.splitlines(keepends=True)[first - 1 : node.end_lineno])
-            return shown.replace("  # fmt: skip", "")
-    raise LookupError(f"README shows {name}, but {file} has no such function")
+    lines = text.splitlines(keepends=True)
+    found = {node.name: node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)}
+    shown = []
+    for name in names.split(","):
+        if name not in found:
+            raise LookupError(f"README shows {name}, but {file} has no such function")
+        node = found[name]
+        first = min([node.lineno, *(item.lineno for item in node.decorator_list)])
+        shown.append("".join(lines[first - 1 : node.end_lineno]).replace("  # fmt: skip", ""))
+    return "\n\n".join(shown)
 
 
 def updated(text: str) -> str:

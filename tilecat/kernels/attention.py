@@ -1,4 +1,9 @@
-"""Softmax attention, forward."""
+"""Softmax attention, forward.
+
+Key blocks run backwards: only the last can be ragged, and it is masked before the loop, where no
+mma is in flight. In the loop, S = Q K^T of this block and O += P V of the block before run on the
+tensor cores while the softmax of S is computed.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +17,34 @@ LOG2_E = math.log2(math.e)
 LOWEST = -1e30  # where maxima start: finite, for with -inf a block of -inf scores would give NaN
 
 
+def first_scores(pipe, q, k, s, starts):
+    """S of the block that runs first; meanwhile the sums start."""
+    q.wait()
+    k.wait()
+    with pipe.turn():
+        tc.mma_ABt(s, q, k, accumulate=False)
+    for place, start in starts:
+        tc.fill(place, start)
+    tc.mma_wait()
+    k.release()
+
+
+def softmax(s, m, l, log2_scale):
+    """S becomes exp2 of its distance to the running maximum; gives what O must shrink by."""
+    highest = tc.row_max(s, m)
+    shrink = tc.exp2((m - highest) * log2_scale)
+    tc.copy(m, highest)
+    tc.exp2(tc.fma(s, log2_scale, highest * -log2_scale, out=s), out=s)
+    tc.fma(l, shrink, tc.row_sum(s, partial=True), out=l)
+    return shrink
+
+
 @tc.kernel
 def attention(Q: gl[T, "B", "H", "Lq", "D"], K: gl[T, "B", "Hkv", "Lk", "D"],
               V: gl[T, "B", "Hkv", "Lk", "D"], O: gl[T, "B", "H", "Lq", "D"],
               LSE: gl[f32, "B", "H", "Lq"], scale: f32,
               *, D, tile_k=128, consumers=2, stages=2, pingpong=False):  # fmt: skip
-    """O = softmax(scale Q K^T) V and LSE = ln sum exp(scale Q K^T), for each head.
-
-    Key blocks run backwards: only the last can be ragged, and it is masked before the loop, where
-    no mma is in flight. In the loop, S = Q K^T of this block and O += P V of the block before run
-    on the tensor cores while the softmax of S is computed. Hkv must divide H, and Lk be positive.
-    """
+    """O = softmax(scale Q K^T) V, LSE = ln sum exp(scale Q K^T). Hkv divides H; Lk is positive."""
     steps = tc.cdiv(K.size(2), tile_k)
     tasks = tc.sequence_first(tc.cdiv(Q.size(2), 64 * consumers), Q.size(1), Q.size(0))
     pipe = tc.lcf(consumers=consumers, stages=stages, tasks=tasks, steps=steps, pingpong=pingpong)
@@ -46,27 +68,11 @@ def attention(Q: gl[T, "B", "H", "Lq", "D"], K: gl[T, "B", "Hkv", "Lk", "D"],
         tc.load_async(k, K[task.batch, head, block, 0])
         tc.load_async(v, V[task.batch, head, block, 0])
 
-    def softmax():
-        """S becomes exp2 of its distance to the running maximum; gives what O must shrink by."""
-        highest = tc.row_max(s, m)
-        shrink = tc.exp2((m - highest) * log2_scale)
-        tc.copy(m, highest)
-        tc.exp2(tc.fma(s, log2_scale, highest * -log2_scale, out=s), out=s)
-        tc.fma(l, shrink, tc.row_sum(s, partial=True), out=l)
-        return shrink
-
     @pipe.consume
     def _(task, steps):
-        q.wait()
-        k.wait()
-        with pipe.turn():
-            tc.mma_ABt(s, q, k, accumulate=False)
-        for place, start in ((o, 0.0), (l, 0.0), (m, LOWEST)):
-            tc.fill(place, start)
-        tc.mma_wait()
-        k.release()
+        first_scores(pipe, q, k, s, ((o, 0.0), (l, 0.0), (m, LOWEST)))
         tc.mask_cols(s, K.size(2) - (steps - 1) * tile_k, -math.inf)
-        softmax()
+        softmax(s, m, l, log2_scale)
         tc.cast(s, Q.dtype, out=p)
         for _ in tc.range(1, steps):
             k.wait()
@@ -76,7 +82,7 @@ def attention(Q: gl[T, "B", "H", "Lq", "D"], K: gl[T, "B", "Hkv", "Lk", "D"],
                 tc.mma_AB(o, p, v)
             tc.mma_wait(1)
             k.release()
-            shrink = softmax()
+            shrink = softmax(s, m, l, log2_scale)
             tc.mma_wait()
             v.release()
             tc.mul(o, shrink, out=o)
