@@ -1,8 +1,8 @@
 """The README cannot rot: its Python runs, and the kernels it shows are the kernels of the package.
 
-A block below `<!-- source: FILE:NAME,... -->` ends with the source of those functions, word for word; a
-`text` block holds what the Python block before it prints. Measurements are copied from the files in
-`benchmarks/results` between `<!-- measured: ... -->` and `<!-- end -->`.
+A block below `<!-- source: FILE:NAME,... -->` ends with the source of those functions, word for
+word; a `text` block holds what the Python block before it prints. Measurements are copied from the
+files in `benchmarks/results` between `<!-- measured: ... -->` and `<!-- end -->`.
 As a script: `--check` compares, `--write` copies the sources into the README.
 """
 
