@@ -257,30 +257,35 @@ from tilecat.runtime import deferred
 from tilecat.runtime.arrays import view
 from tilecat.runtime.compile import assemble
 
-start, swizzle_bytes = {start}, {swizzle_bytes}
+what, start, swizzle_bytes = "{what}", {start}, {swizzle_bytes}
 cols = (swizzle_bytes or 128) // 2
-module = copy_tile(cols=cols, swizzle_bytes=swizzle_bytes, start=start)
+at = {{"load": "start", "store": "to", "prefetch": "prefetch"}}[what]
+module = copy_tile(cols=cols, swizzle_bytes=swizzle_bytes, **{{at: start}})
 src = torch.randn(64, 128, device="cuda").to(torch.bfloat16)
 dst = torch.zeros_like(src)
 deferred.launch().Launcher(module, assemble(module).cubin)([view(src), view(dst)])
 torch.cuda.synchronize()
+start, to = (start if what == "load" else 0), (start if what == "store" else 0)
 first = max(start, 0)
-assert torch.equal(dst[:, first - start : cols], src[:, first : start + cols])
+assert torch.equal(dst[:, to + first - start : to + cols], src[:, first : start + cols])
 """
+# Measured on an H200, 2026-11-30, maps of 1-, 2- and 4-byte elements: loads, stores and prefetches
+# at -8 to 250 bytes that are no multiple of 16, and stores at -16 bytes, fault; loads and
+# prefetches at -16, and all three at 16 and 1024 bytes, are right.
+PLACES = (*((what, n) for what in ("load", "store", "prefetch") for n in (8, -8, 4, -1)),
+          ("load", 1), ("store", 2), ("prefetch", 1))  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("start", "swizzle_bytes"),
-    [*((n, s) for s in (128, 64, 32) for n in (8, -8, 4, -1)), (8, 0), (-8, 0), (4, 0)],
-)
-def test_a_swizzled_tile_begins_at_a_multiple_of_16_bytes(start, swizzle_bytes):
-    program = START.format(start=start, swizzle_bytes=swizzle_bytes)
+@pytest.mark.parametrize("swizzle_bytes", [0, 32, 64, 128])
+@pytest.mark.parametrize(("what", "start"), PLACES)
+def test_a_box_begins_at_a_multiple_of_16_bytes(what, start, swizzle_bytes):
+    program = START.format(what=what, start=start, swizzle_bytes=swizzle_bytes)
     tests = str(Path(__file__).parents[1])
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([tests, *sys.path])},
     )  # fmt: skip
-    if start % 8 and swizzle_bytes:
+    if start % 8 or what == "store" and start < 0:
         assert "illegal instruction" in done.stderr
     else:
         assert done.returncode == 0, done.stderr

@@ -108,6 +108,11 @@ RULES = (
            "tc.copy(tile, A[row, col]) by threads; A.tma, known while tracing, tells", full)
       for at in (lambda k: k.A.at(0, k.n), lambda k: k.A.at(0, 2), lambda k: k.A[:, 2:][0, 0],
                  lambda k: k.A.at(0, k.n * 2), lambda k: k.A[:, k.n :][0, 0])),
+    *(Rule(lambda k, at=at: tc.store_async(at(k), tile()), LayoutError,
+           "store_async: TMA cannot reach A: a store begins at a negative place along the "
+           "contiguous axis",
+           "tc.copy(tile, A[row, col]) by threads; A.tma, known while tracing, tells")
+      for at in (lambda k: k.A[0, -1], lambda k: k.A.at(0, -8), lambda k: k.A[:, 8:].at(0, -16))),
     Rule(lambda k: tc.load_async(tile(), k.A[0, 0], k.b, cache="hot"), LayoutError,
          "load_async: cache is one of evict_first, evict_last, evict_normal, got cache='hot'",
          "", full),

@@ -150,9 +150,13 @@ ret;
 
 
 def copy_tile(
-    *, rows: int = 64, cols: int = 64, swizzle_bytes: int = 128, start: int = 0
-) -> PtxModule:
-    """dst[:rows, :cols] = src[:rows, start : start + cols] of bf16 matrices, by TMA, one tile."""
+    *, rows: int = 64, cols: int = 64, swizzle_bytes: int = 128, start: int = 0, to: int = 0,
+    prefetch: int = 0,
+) -> PtxModule:  # fmt: skip
+    """dst[:rows, to : to + cols] = src[:rows, start : start + cols], bf16, by TMA, one tile.
+
+    Before it, a prefetch of the tile at column `prefetch`.
+    """
     tile_bytes = rows * cols * 2
     text = f"""{HEAD.format(target="sm_90a")}
 .extern .shared .align 1024 .b8 smem[];
@@ -178,12 +182,13 @@ mbarrier.init.shared::cta.b64 [%r1], 1;
 fence.mbarrier_init.release.cluster;
 fence.proxy.async.shared::cta;
 mbarrier.arrive.expect_tx.shared::cta.b64 %d2, [%r1], {tile_bytes};
+cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%d0, {{{prefetch}, 0}}];
 cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes \
 [%r0], [%d0, {{{start}, 0}}], [%r1];
 wait:
 mbarrier.try_wait.parity.shared::cta.b64 %p1, [%r1], 0;
 @!%p1 bra wait;
-cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%d1, {{0, 0}}], [%r0];
+cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%d1, {{{to}, 0}}], [%r0];
 cp.async.bulk.commit_group;
 cp.async.bulk.wait_group 0;
 done:

@@ -14,9 +14,10 @@ from ..ptx.transfers import CACHE_POLICIES
 from ..tiles import ScalarType, SharedTileType, SharedVecType
 from . import functions
 from .barriers import one_barrier
+from .regions import Region
 from .scalars import Scalar, binary, operand_of
 from .values import Registers, SharedTile, SharedVec
-from .views import GlobalTile, Region
+from .views import GlobalTile
 
 SharedPlace = SharedTile | SharedVec
 
@@ -49,8 +50,10 @@ def check_meets(name: str, kind: SharedTileType | SharedVecType, region: Region)
         raise LayoutError(f"{name}: {arg.name} holds {arg.type.dtype}, got a tile {kind}")
 
 
-def _by_tma(name: str, kind: SharedTileType | SharedVecType, region: Region) -> None:
-    if not region.tma:
+def _by_tma(
+    name: str, kind: SharedTileType | SharedVecType, region: Region, *, store: bool = False
+) -> None:
+    if not (region.tma_stores if store else region.tma):
         raise LayoutError(
             f"{name}: TMA cannot reach {region.arg.name}: {region.obstacle}",
             hint="tc.copy(tile, A[row, col]) by threads; A.tma, known while tracing, tells",
@@ -254,7 +257,7 @@ def _store_async(name: str, destination: Any, source: Any, reduce: str, cache: s
     tile = _shared_place(source, name)
     regions = _regions(tile, place, name)
     for number, region in enumerate(regions):
-        _by_tma(name, tile.type, region)
+        _by_tma(name, tile.type, region, store=True)
         op = TmaStore(
             tile.value, region.coords, region.arg, axes=region.axes, part=number,
             parts=len(regions), reduce=reduce, cache=_check_cache(name, cache),

@@ -30,9 +30,8 @@ def item_bytes(arg: TensorArg) -> int:
 def tma_reaches(arg: TensorArg, together: int) -> bool:
     """Whether TMA can move a tile that begins at a multiple of `together` elements.
 
-    An H200 takes a load, a store or a prefetch of a swizzled tile that begins elsewhere along the
-    contiguous axis than at a multiple of 16 bytes for an illegal instruction
-    (tests/gpu/test_launch.py).
+    An H200 takes a load, a store or a prefetch that begins elsewhere along the contiguous axis
+    than at a multiple of 16 bytes for an illegal instruction (tests/gpu/test_launch.py).
     """
     return together * item_bytes(arg) % TMA_UNIT == 0
 

@@ -7,10 +7,11 @@ from typing import Any
 from ..builder import add
 from ..errors import LayoutError
 from ..ir import Value
+from ..language.regions import Region
 from ..language.scalars import binary, named, operand_of
 from ..language.transfers import moves_chunks
 from ..language.values import RegTile, SharedTile
-from ..language.views import GlobalTile, Region
+from ..language.views import GlobalTile
 from ..ops.copies import CopyByThreads
 from ..ops.memory import AllocShared, StoreShared, ViewShared
 from ..ops.scalar import Binary
@@ -85,7 +86,7 @@ class Output:
     def _store_panels(self, region: Region, tile: RegTile, panels: range) -> None:
         """Between two barriers: into shared memory; after the second: on to global memory."""
         cols, along = self.panel.cols, region.axes[-1]
-        by_tma = region.tma and region.order == "row"
+        by_tma = region.tma_stores and region.order == "row"
         number = operand_of(named(binary("add", self.consumer, 1), "barrier"))
         views = [self._buffer(index) for index in panels]
         if by_tma:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tilecat.sim import bulk, wgmma
+from tilecat.sim import bulk_stores, wgmma
 from tilecat.sim.clocks import SyncClock
 from tilecat.sim.fibers import Fiber, cut, whole_warps
 from tilecat.sim.mbarrier import MBarrier
@@ -303,7 +303,7 @@ def _check_registers(item: Instruction) -> None:
 # ---- the end
 def leave(machine: Machine, fiber: Fiber, item: Instruction) -> None:
     """Threads exit: nothing asynchronous may still use what they leave. PTX ISA 9.7.12.7."""
-    bulk.check_exit(machine, fiber, item)
+    bulk_stores.check_exit(machine, fiber, item)
     wgmma.check_exit(machine, fiber, item)
     cta = fiber.lo // machine.block
     machine.idle_polls = 0

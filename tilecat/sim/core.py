@@ -10,7 +10,16 @@ from typing import NoReturn
 import numpy as np
 
 from tilecat.addresses import AddressTable
-from tilecat.sim import barriers, bulk, carry, cp_async, local_memory, mbarrier, tensormap, wgmma
+from tilecat.sim import (
+    barriers,
+    bulk_stores,
+    carry,
+    cp_async,
+    local_memory,
+    mbarrier,
+    tensormap,
+    wgmma,
+)
 from tilecat.sim.clocks import Clocks, Shadow
 from tilecat.sim.fibers import Fiber, arrive, cut, diverge, merge
 from tilecat.sim.global_memory import GlobalMemory
@@ -167,7 +176,7 @@ class Machine:
         self.executed = self.idle_polls = 0
         self.watched: dict[tuple[int, int], tuple[bytes, int]] = {}
         barriers.reset(self)
-        bulk.reset(self)
+        bulk_stores.reset(self)
         cp_async.reset(self)
         tensormap.reset(self)
         local_memory.reset(self)

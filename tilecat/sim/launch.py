@@ -15,6 +15,7 @@ from tilecat.sim import (
     atomics,
     barriers,
     bulk,
+    bulk_stores,
     carry,
     cp_async,
     generic,
@@ -34,9 +35,9 @@ from tilecat.sim.program import Program, parse_program
 from tilecat.sim.report import Conflict, Result
 
 TABLE = (
-    *mbarrier.TABLE, *barriers.TABLE, *bulk.TABLE, *wgmma.TABLE, *memory.TABLE, *warp.TABLE,
-    *atomics.TABLE, *cp_async.TABLE, *tensormap.TABLE, *mma_sync.TABLE, *local_memory.TABLE,
-    *carry.TABLE, *variables.TABLE, *generic.TABLE,
+    *mbarrier.TABLE, *barriers.TABLE, *bulk.TABLE, *bulk_stores.TABLE, *wgmma.TABLE,
+    *memory.TABLE, *warp.TABLE, *atomics.TABLE, *cp_async.TABLE, *tensormap.TABLE,
+    *mma_sync.TABLE, *local_memory.TABLE, *carry.TABLE, *variables.TABLE, *generic.TABLE,
 )  # fmt: skip
 _DEFAULT_LIMIT = 50_000_000
 _MAP_BYTES = 128
@@ -66,9 +67,7 @@ def _three(value: int | Sequence[int], what: str) -> tuple[int, int, int]:
     return (*(int(number) for number in numbers), 1, 1)[:3]
 
 
-def _arguments(
-    params: Sequence[Parameter], args: Sequence[object], statics: dict[str, np.ndarray]
-):
+def _arguments(params: Sequence[Parameter], args: Sequence[object], statics: dict[str, np.ndarray]):
     """The parameter block, tensor maps by offset, and global memory."""
     if len(args) != len(params):
         names = ", ".join(param.name for param in params)

@@ -1,0 +1,219 @@
+"""Where a tile meets a tensor: axes of views, and the regions of places."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+from typing import TYPE_CHECKING, Any
+
+from ..builder import add
+from ..errors import DTypeError, LayoutError
+from ..ir import TensorArg, Value
+from ..ops.global_memory import LoadScalar
+from ..ops.places import BROADCAST, Bounds, tma_reaches
+from ..tiles import ScalarType
+from .scalars import Scalar, binary, divisor, named, operand_of
+
+if TYPE_CHECKING:
+    from .views import GlobalTensor, GlobalTile
+
+_ANY = 1 << 12  # divides what is zero; no access is wider
+
+
+@dataclass(frozen=True, eq=False)
+class Pages:
+    """Rows of a paged axis: logical row r is row r % size of page table[r // size]."""
+
+    table: GlobalTensor
+    dim: int
+    size: int
+
+
+@dataclass(frozen=True, eq=False)
+class Axis:
+    """One axis of a view.
+
+    Args:
+        dim: the tensor's axis (of pages, if paged); None for a broadcast axis.
+        start: element of the tensor where it begins.
+        stop: first element beyond it; None for the tensor's end.
+        extent: of a broadcast axis.
+        pages: how its rows lie in pages, or None.
+    """
+
+    dim: int | None
+    start: Any = 0
+    stop: Any = None
+    extent: Any = None
+    pages: Pages | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Region:
+    """Where a tile or vector of known extents meets a tensor.
+
+    Args:
+        arg: the tensor.
+        coords: its first element, on every axis of the tensor.
+        axes: the tensor's axes that the tile's rows and columns lie along; BROADCAST for none.
+        bounds: narrower than the tensor, or empty.
+        order: "row" or "col": which of them is contiguous in memory; "" for neither.
+        together: the place on the contiguous axis is a multiple of this many elements.
+    """
+
+    arg: TensorArg
+    coords: tuple[Any, ...]
+    axes: tuple[int, ...]
+    bounds: Bounds
+    order: str
+    together: int
+
+    @property
+    def tma(self) -> bool:
+        """Whether TMA can load it."""
+        types = [c.type for c in self.coords if isinstance(c, Value)]
+        gathered = any(not isinstance(kind, ScalarType) for kind in types)
+        plain = BROADCAST not in self.axes and not self.bounds and not gathered
+        return self.arg.tma and plain and bool(self.order) and tma_reaches(self.arg, self.together)
+
+    @property
+    def tma_stores(self) -> bool:
+        """Whether TMA can store it: an H200 stores no box that begins before the contiguous axis.
+
+        Known while tracing of a constant; the PTX machine tells of a scalar.
+        """
+        start = self.coords[self.arg.contiguous]
+        return self.tma and (isinstance(start, Value) or start >= 0)
+
+    @property
+    def obstacle(self) -> str:
+        """Why TMA cannot load or store it."""
+        if not self.arg.tma:
+            return "its strides or its address are not multiples of 16 bytes"
+        if self.bounds:
+            return "a view with an end is narrower than the tensor that TMA knows"
+        if BROADCAST in self.axes:
+            return "a broadcast axis has no stride"
+        if not tma_reaches(self.arg, self.together):
+            return "it is not known to begin at a multiple of 16 bytes along the contiguous axis"
+        if not self.order:
+            return "the tile does not lie along its contiguous axis"
+        return "a store begins at a negative place along the contiguous axis"
+
+
+def is_vector(item: Any) -> bool:
+    """Whether an index is a vector: a gather."""
+    return getattr(item, "is_index_vector", False)
+
+
+def inner_axis(axis: Axis) -> int:
+    """The tensor's axis that a tile along an axis of a view lies along."""
+    if axis.dim is None:
+        return BROADCAST
+    return axis.dim if axis.pages is None else axis.pages.dim
+
+
+def order_of(arg: TensorArg, dims: tuple[int, ...]) -> str:
+    """Which of a tile's axes is contiguous in memory."""
+    if dims[-1] == arg.contiguous:
+        return "row"
+    return "col" if dims[0] == arg.contiguous else ""
+
+
+class Finder:
+    """Works out one region of a place, axis by axis."""
+
+    def __init__(
+        self, place: GlobalTile, extents: tuple[int, ...], first: int, cut: int, cuts: int
+    ):
+        self.place = place
+        self.arg = place.arg
+        self.extents = extents
+        self.first = first
+        self.cut = cut
+        self.cuts = cuts
+        self.coords: dict[int, Any] = dict(place.tensor.fixed)
+        self.bounds: dict[int, tuple[Any, Any]] = {}
+        self.together = 0
+
+    def region(self) -> Region:
+        """The region."""
+        arg, view = self.arg, self.place.tensor
+        for number in range(view.rank):
+            self._axis(number)
+        axes = tuple(inner_axis(axis) for axis in view.axes[self.first :])
+        coords = tuple(self._operand(self.coords[d]) for d in range(arg.type.rank))
+        bounds: list[Any] = []
+        for dim in range(arg.type.rank):
+            bounds += [
+                None if b is None else operand_of(b) for b in self.bounds.get(dim, (None, None))
+            ]
+        found = tuple(bounds) if self.bounds else ()
+        order = order_of(arg, axes) if axes else ""
+        return Region(arg, coords, axes, found, order, self.together or _ANY)
+
+    def _operand(self, value: Any) -> Any:
+        return value.value if is_vector(value) else operand_of(value, self.arg.name)
+
+    def _axis(self, number: int) -> None:
+        view, item = self.place.tensor, self.place.index[number]
+        axis = view.axes[number]
+        extent = self.extents[number - self.first] if number >= self.first else 1
+        if is_vector(item):
+            self._gathered(axis, item)
+            return
+        step = extent if self.place.in_tiles else 1
+        position = binary("mul", item, step) if step != 1 else item
+        if number >= self.first and self.place.in_tiles and axis.dim is not None:
+            dims = self.arg.type.dims
+            position = named(position, f"{self.arg.name}_at_{dims[axis.dim]}")
+        if axis.dim is None:
+            return
+        if axis.pages is not None:
+            self._paged(axis, axis.pages, position, extent)
+            return
+        start = axis.start
+        self.coords[axis.dim] = binary("add", start, position)
+        if axis.dim == self.arg.contiguous:
+            self.together = gcd(divisor(item) * step, divisor(start))
+        if axis.stop is not None and not _within(position, extent, start, axis.stop):
+            self.bounds[axis.dim] = (start, axis.stop)
+
+    def _gathered(self, axis: Axis, index: Any) -> None:
+        if axis.dim is None or axis.pages is not None:
+            raise LayoutError(f"{self.arg.name}: only a plain axis takes an index vector")
+        if axis.start != 0 or axis.stop is not None:
+            raise LayoutError(
+                f"{self.arg.name}: an axis with an index vector begins at its first element, "
+                "got a slice",
+                hint="add the slice's start to the index",
+            )
+        if index.value.type.dtype.name != "s32":
+            raise DTypeError(f"{self.arg.name}: an index vector holds s32, got {index!r}")
+        self.coords[axis.dim] = index
+
+    def _paged(self, axis: Axis, pages: Pages, position: Any, extent: int) -> None:
+        rows = extent // self.cuts
+        at = binary("add", binary("add", axis.start, position), self.cut * rows)
+        page, row = binary("div", at, pages.size), binary("rem", at, pages.size)
+        if self.cuts > 1:
+            row = 0
+        table = pages.table.at(page)
+        coords, bounds = table.element()
+        found = add(LoadScalar(coords, table.arg, bounds, -1)).result
+        assert axis.dim is not None, "pages lie along an axis"
+        self.coords[axis.dim] = Scalar(found)
+        self.coords[pages.dim] = row
+        if self.arg.contiguous in (axis.dim, pages.dim):
+            self.together = 1 if axis.dim == self.arg.contiguous else divisor(row)
+        if axis.stop is not None or axis.start != 0:
+            base = binary("sub", at, row)
+            low = binary("sub", axis.start, base)
+            high = pages.size if axis.stop is None else binary("sub", axis.stop, base)
+            self.bounds[pages.dim] = (low, high)
+
+
+def _within(position: Any, extent: int, start: Any, stop: Any) -> bool:
+    """Whether a tile surely lies inside a slice."""
+    known = all(isinstance(x, int) for x in (position, start, stop))
+    return known and position >= 0 and start + position + extent <= stop
