@@ -1,6 +1,6 @@
 """The command line: `tilecat --help`."""
 
-from . import bench, demo, doctor, kernels, layout, machine, run
+from . import bench, demo, doctor, kernels, layout, machine, run, tune
 from .app import main
 
-__all__ = ["bench", "demo", "doctor", "kernels", "layout", "machine", "main", "run"]
+__all__ = ["bench", "demo", "doctor", "kernels", "layout", "machine", "main", "run", "tune"]

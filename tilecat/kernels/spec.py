@@ -18,6 +18,7 @@ from ..dtypes import by_name
 from ..errors import LayoutError
 from .attention import attention
 from .gemm import matmul
+from .space import GEMM_SPACE, Space
 
 Extents = Mapping[str, int]
 
@@ -80,6 +81,7 @@ class KernelSpec:
         shapes: standard problems, of the comparison tables.
         small: extents of a run on the PTX machine that takes a fraction of a second.
         configs: named parameters; the first that fits a problem is its default.
+        spaces: what a tuner may choose, by architecture.
     """
 
     name: str
@@ -92,6 +94,7 @@ class KernelSpec:
     shapes: tuple[Shape, ...]
     small: tuple[tuple[str, int], ...]
     configs: tuple[Config, ...]
+    spaces: tuple[tuple[str, Space], ...] = ()
 
     def config(self, extents: Extents | None = None, name: str | None = None) -> Config:
         """The named configuration, or the first that fits the extents.
@@ -203,7 +206,7 @@ GEMM_SHAPES = (
     _gemm_shape(8192, 1024, 8192),
     _gemm_shape(8448, 8448, 4096, "more"),
     _gemm_shape(1000, 1016, 520, "more"),
-    _gemm_shape(128, 8192, 8192, "more"),
+    *(_gemm_shape(rows, 8192, 8192, "more") for rows in (1, 16, 64, 128)),
 )
 
 
@@ -301,6 +304,7 @@ KERNELS: tuple[KernelSpec, ...] = (
         shapes=GEMM_SHAPES,
         small=(("M", 512), ("N", 512), ("K", 512)),
         configs=GEMM_CONFIGS,
+        spaces=(("sm_90a", GEMM_SPACE),),
     ),
     KernelSpec(
         name="attention",

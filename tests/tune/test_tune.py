@@ -1,0 +1,187 @@
+"""The tuner's stages with made-up times: what it finds, and what candidates cannot break."""
+
+import json
+import sys
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tilecat import tune
+from tilecat.arch import DEFAULT_TARGET
+from tilecat.bench import record
+from tilecat.errors import LayoutError, ResourceError
+from tilecat.kernels import KERNELS
+from tilecat.kernels.space import GEMM_SPACE
+from tilecat.testing import Times
+from tilecat.tune import plan, stages, worker
+from tilecat.tune.pool import Worker
+from tilecat.tune.problems import TUNABLES, Ready, Tunable
+
+from . import fake_worker
+from .fake_worker import DIES, HANGS, HANGS_LATER, REFUSED, WRONG
+
+COMMAND = (sys.executable, str(Path(fake_worker.__file__)))
+SPEC = KERNELS[0]
+
+
+@pytest.fixture(autouse=True)
+def short_patience(monkeypatch):
+    monkeypatch.setattr(stages, "_patience", lambda answer, seconds: 2.0 if answer else 60.0)
+
+
+@pytest.fixture
+def no_gpu(monkeypatch):
+    monkeypatch.setattr(tune, "require_gpu", types.SimpleNamespace)
+    monkeypatch.setattr(record, "environment", lambda torch, commit=None: {"device": "none"})
+
+
+def problem(*tiles):
+    candidates = {f"tile_n={n}": {"tile_n": n} for n in tiles}
+    return stages.Problem(SPEC.shape("4096^3"), "NN", candidates)
+
+
+def measured(*tiles, keep=2):
+    one, made = problem(*tiles), Worker(COMMAND)
+    try:
+        stages.measure_problem(made, one, {"kernel": "matmul", "seconds": 1.0, "keep": keep})
+    finally:
+        made.close()
+    return one
+
+
+def test_measuring_screens_all_and_times_the_fastest_beside_the_peer():
+    found = measured(300, 100, 200).found
+    assert found["screen_us"] == {
+        "torch.mm": 1000, "tile_n=300": 300, "tile_n=100": 100, "tile_n=200": 200,
+    }  # fmt: skip
+    assert set(found["times_us"]) == {"torch.mm", "tile_n=100", "tile_n=200"}
+    assert found["times_us"]["tile_n=100"]["median"] == 100
+    assert found["failed"] == {} and set(found["error"]) == {f"tile_n={n}" for n in (300, 100, 200)}
+
+
+def test_candidates_that_hang_die_or_are_wrong_are_reported_and_skipped():
+    one = measured(300, HANGS, 100, DIES, WRONG, 200)
+    failed = one.found["failed"]
+    assert set(failed) == {f"tile_n={n}" for n in (HANGS, DIES, WRONG)}
+    assert failed[f"tile_n={HANGS}"].startswith("hung: no answer in 2 s, killed")
+    assert failed[f"tile_n={DIES}"] == "died (exit code 11): Segmentation fault"
+    assert failed[f"tile_n={WRONG}"] == "wrong result"
+    assert set(one.found["times_us"]) == {"torch.mm", "tile_n=100", "tile_n=200"}
+    assert "tile_n=100  /torch.mm 10.000  3 of 6 failed" in tune.line_of(one)
+
+
+def test_a_candidate_that_hangs_while_many_are_timed_is_found_by_running_each_for_longer():
+    found = measured(100, HANGS_LATER, 200).found
+    assert list(found["failed"]) == [f"tile_n={HANGS_LATER}"]
+    assert set(found["times_us"]) == {"torch.mm", "tile_n=100", "tile_n=200"}
+
+
+def test_a_problem_that_loses_too_many_workers_is_given_up(monkeypatch):
+    monkeypatch.setattr(stages, "MAX_LOST", 1)
+    found = measured(DIES, 100).found
+    assert found["skipped"].startswith("lost 1 workers; the last died (exit code 11)")
+
+
+def test_compiling_prunes_what_is_refused_and_survives_a_worker_that_dies():
+    families = [{f"tile_n={n}": {"tile_n": n}} for n in (64, REFUSED, -DIES, 128)]
+    jobs = [{"do": "compile", "layout": "NT", "candidates": family} for family in families]
+    seen = []
+    found = stages.compile_all(jobs, 2, lambda *n: seen.append(n), COMMAND)["NT"]
+    assert set(found.usable) == {"tile_n=64", "tile_n=128"}
+    assert found.pruned[f"tile_n={REFUSED}"] == "Resource: too large"
+    assert found.pruned[f"tile_n={-DIES}"] == "died (exit code 3)"
+    assert seen[-1] == (4, 4)
+
+
+def test_tune_writes_what_it_found_after_every_problem(no_gpu, tmp_path):
+    path, lines = tmp_path / "found.json", []
+
+    def say(line):
+        lines.append((line, json.loads(path.read_text())["problems"]) if path.exists() else line)
+
+    settings = tune.Settings(budget_s=60, processes=2, say=say, command=COMMAND)
+    tune.tune("matmul", ("512^3", "64x128x256"), layouts=("NT",), out=path, settings=settings)
+    found = json.loads(path.read_text())
+    assert [row["shape"] for row in found["problems"]] == ["512^3", "64x128x256"]
+    assert found["problems"][1]["extents"] == {"M": 64, "N": 128, "K": 256}
+    usable = found["candidates"]["NT"]["usable"]
+    assert set(found["problems"][0]["screen_us"]) - {"torch.mm"} <= set(usable)
+    assert [len(rows) for line, rows in lines[-2:]] == [1, 2], "saved before the next problem"
+    with pytest.raises(ResourceError, match="results of an earlier run"):
+        tune.tune("matmul", out=path, settings=settings)
+
+
+def test_problems_go_without_when_the_time_is_up():
+    many = [problem(100), problem(200)]
+    saved = []
+    settings = tune.Settings(say=lambda line: None, command=COMMAND)
+    tune.measure_all(many, {"kernel": "matmul"}, 0.0, settings, lambda: saved.append(1))
+    assert [one.found for one in many] == [{"skipped": "out of time"}] * 2 and len(saved) == 2
+
+
+def test_fit_keeps_the_most_promising_candidates():
+    one = problem(*range(100, 140))
+    one.cost_s = 20.0
+    plan.fit(one, 5.0)
+    assert list(one.candidates) == [f"tile_n={n}" for n in range(100, 110)]
+
+
+def test_names_that_mean_nothing_are_refused():
+    with pytest.raises(LayoutError, match="a kernel with a space"):
+        plan.tunable_of("fft", DEFAULT_TARGET)
+    with pytest.raises(LayoutError, match="has no layout 'NX'"):
+        plan.layouts_of(TUNABLES["matmul"], ("NX",))
+    for name in ("big", "3x4", "0x4x4", "5^2"):
+        with pytest.raises(LayoutError, match="named by its extents M x N x K"):
+            plan.shapes_of(SPEC, (name,))
+
+
+def test_space_prunes_before_a_trace_and_ranks_by_the_model():
+    candidates = [params for family in GEMM_SPACE.families(2) for params in family]
+    assert not any(p["tile_m"] == 192 and p["tile_n"] > 192 for p in candidates)
+    best = GEMM_SPACE.ranked(candidates, {"M": 1, "N": 8192, "K": 8192}, 2)[0]
+    assert best["tile_m"] == 64, "one row wastes the least of a small tile"
+    close = GEMM_SPACE.ranked(candidates, {"M": 4096, "N": 4096, "K": 4096}, 2, within=1.1)
+    assert 0 < len(close) < len(candidates)
+    few = GEMM_SPACE.ranked(candidates, {"M": 256, "N": 4096, "K": 4096}, 2)
+    groups = {p["group"] for p in few if p["tile_m"] == 128 and p["cluster"] == 1}
+    assert groups == {4}, "two block rows: every group is the whole"
+
+
+def test_family_compiles_the_deepest_rings_that_fit(monkeypatch):
+    family = next(f for f in GEMM_SPACE.families(2) if (f[0]["tile_m"], f[0]["tile_n"]) == (64, 32))
+    wide = {"tile_m": 128, "tile_n": 256, "tile_k": 64, "group": 8, "cluster": 1}
+    depths = {plan.candidate_id(p): p for n in (9, 4, 3, 2) for p in [{**wide, "stages": n}]}
+    job = {"kernel": "matmul", "layout": "NT", "dtype": "bf16", "target": DEFAULT_TARGET}
+    answers = list(worker.compile_family({**job, "depths": 2, "candidates": depths}))
+    assert ["pruned" in answer for answer in answers] == [True, False, False]
+    assert answers[1]["registers"] > 100 and answers[1]["id"].endswith("stages=4")
+    assert [p["stages"] for p in family] == sorted((p["stages"] for p in family), reverse=True)
+
+
+def test_measure_runs_checks_and_times_on_the_machine(monkeypatch):
+    torch = types.SimpleNamespace(cuda=types.SimpleNamespace(synchronize=lambda: None))
+    monkeypatch.setattr(worker, "require_gpu", lambda: torch)
+    monkeypatch.setattr(worker, "do_bench", lambda fns, **_: tuple(Times((1.0,)) for _ in fns))
+    args = SPEC.example({"M": 64, "N": 64, "K": 64})
+    problem = Ready(
+        tuple(args),
+        check=lambda: SPEC.error(args),
+        clear=lambda: args[2].fill(np.nan),
+        peers={"torch.mm": lambda: None},
+    )
+    monkeypatch.setitem(worker.TUNABLES, "matmul", Tunable(SPEC, ("NN",), None, lambda *_: problem))
+    good = {"tile_m": 64, "tile_n": 64, "tile_k": 64, "stages": 2, "group": 8, "cluster": 1}
+    job = {"kernel": "matmul", "shape": "64^3", "items": [("M", 64)], "layout": "NN"}
+    candidates = {"good": good, "bad": {**good, "stages": 99}}
+    job |= {"dtype": "bf16", "candidates": candidates, "seconds": 1, "keep": 1, "calls": 1}
+    answers = list(worker.measure(job))
+    assert answers[0] == {"trying": "good"} and answers[1]["error"] < 2**-8
+    assert answers[3]["failed"] == "bad" and "stages" in answers[3]["reason"]
+    assert answers[5] == {"screen": {"torch.mm": 1.0, "good": 1.0}}
+    assert set(answers[-1]["times"]) == {"torch.mm", "good"}
+    torch.cuda.synchronize = lambda: (_ for _ in ()).throw(RuntimeError("context is gone"))
+    with pytest.raises(worker.ContextLost, match="context is gone"):
+        list(worker.measure(job))
