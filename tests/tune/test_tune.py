@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 import types
 from pathlib import Path
 
@@ -119,6 +120,15 @@ def test_problems_go_without_when_the_time_is_up():
     settings = tune.Settings(say=lambda line: None, command=COMMAND)
     tune.measure_all(many, {"kernel": "matmul"}, 0.0, settings, lambda: saved.append(1))
     assert [one.found for one in many] == [{"skipped": "out of time"}] * 2 and len(saved) == 2
+
+
+def test_a_candidate_that_cost_a_worker_is_not_tried_again():
+    many = [problem(DIES, 100), problem(100, DIES)]
+    settings = tune.Settings(say=lambda line: None, command=COMMAND)
+    end = time.monotonic() + 60
+    tune.measure_all(many, {"kernel": "matmul"}, end, settings, lambda: None)
+    assert list(many[0].found["failed"]) == [f"tile_n={DIES}"]
+    assert many[1].found["failed"] == {} and list(many[1].candidates) == ["tile_n=100"]
 
 
 def test_fit_keeps_the_most_promising_candidates():

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from ..dtypes import by_name
 from ..errors import TileError
 from ..kernels import KERNELS, KernelSpec, Shape
 from ..kernels.gemm import matmul as kernel
@@ -56,10 +57,12 @@ def config_tasks(shapes: tuple[Shape, ...]) -> list[Task]:
     ]
 
 
-def operands(torch: Any, shape: Shape, layout: str = "NN") -> tuple[Any, Any, Any]:
-    """Normal random bf16 A, B and a poisoned C on the GPU."""
+def operands(
+    torch: Any, shape: Shape, layout: str = "NN", dtype: str = "bf16"
+) -> tuple[Any, Any, Any]:
+    """Normal random A, B and a poisoned C on the GPU."""
     m, n, k = (shape.extents[name] for name in "MNK")
-    options = {"device": "cuda", "dtype": torch.bfloat16}
+    options = {"device": "cuda", "dtype": getattr(torch, by_name(dtype).torch)}
     a = torch.randn(m, k, **options)
     b = torch.randn(k, n, **options) if layout[1] == "N" else torch.randn(n, k, **options).t()
     c = torch.empty(m, n, **options)
@@ -72,15 +75,16 @@ def expected(a: Any, b: Any) -> Any:
     return a.double() @ b.double()
 
 
-def error(c: Any, product: Any) -> float:
+def error(c: Any, product: Any, dtype: str = "bf16") -> float:
     """||C - AB|| / ||AB||; a NaN anywhere is an error.
 
     Args:
         c: the result.
         product: `expected`.
+        dtype: of C.
 
     Raises:
-        TileError: over the rounding of bf16.
+        TileError: over the rounding of the dtype.
     """
     total, size = 0.0, 0.0
     for start in range(0, c.shape[0], CHECK_ROWS):
@@ -88,7 +92,7 @@ def error(c: Any, product: Any) -> float:
         total += float((c[start : start + CHECK_ROWS].double() - right).square().sum())
         size += float(right.square().sum())
     found = (total / size) ** 0.5
-    if not found <= rounding("bf16"):
+    if not found <= rounding(dtype):
         raise TileError(f"bench: wrong result, got ||C - AB|| / ||AB|| = {found:.3g}")
     return found
 

@@ -159,6 +159,8 @@ def measure_all(
 ) -> None:
     """Measures problems in order, each in its share of what is left of the time.
 
+    A candidate that cost a worker in one problem is not tried in another.
+
     Args:
         problems: with candidates.
         job: kernel and dtype.
@@ -167,19 +169,22 @@ def measure_all(
         save: called after each problem.
     """
     cost = sum(problem.cost_s for problem in problems)
-    worker = Worker(settings.command)
+    worker, lost = Worker(settings.command), set[str]()
     try:
         for number, problem in enumerate(problems):
             settings.progress("measuring", number, len(problems))
             left = deadline - time.monotonic()
             share = left * problem.cost_s / cost
             cost -= problem.cost_s
+            for name in lost & set(problem.candidates):
+                del problem.candidates[name]
             if left <= 0 or not problem.candidates:
                 problem.found = {"skipped": "out of time" if left <= 0 else "no candidate"}
             else:
                 fit(problem, share)
                 seconds = share / 2
                 measure_problem(worker, problem, {**job, "seconds": seconds, "keep": KEEP})
+                lost |= problem.lost
             settings.say(line_of(problem))
             save()
     finally:

@@ -56,12 +56,12 @@ def _gemm_example(layout: str, dtype: str) -> list[Any]:
 
 
 def _gemm_ready(torch: Any, shape: Shape, layout: str, dtype: str) -> Ready:
-    a, b, c = gemm.operands(torch, shape, layout)
+    a, b, c = gemm.operands(torch, shape, layout, dtype)
     d = torch.empty_like(c)
     expected = gemm.expected(a, b)
     return Ready(
         (a, b, c),
-        check=lambda: gemm.error(c, expected),
+        check=lambda: gemm.error(c, expected, dtype),
         clear=lambda: gemm.poison(c),
         peers={"torch.mm": lambda: torch.mm(a, b, out=d)},
     )

@@ -19,7 +19,7 @@ from .pool import COMMAND, Worker, WorkerLost
 Report = Callable[[float, float], None]
 START_S = 180.0  # a worker's imports (PyTorch's on a cold disk), operands, the float64 reference
 COMPILE_S = 60.0
-CANDIDATE_S = 20.0  # a candidate's first run: loading and a few calls
+CANDIDATE_S = 10.0  # a candidate's first run: loading and a few calls
 MAX_LOST = 12  # workers that one problem may lose
 SOAK_CALLS = 20  # of each candidate, after a worker was lost while many were timed
 
@@ -122,6 +122,7 @@ class Problem:
         cost_s: estimated seconds to measure them all.
         found: `error` (by candidate, of the result), `failed` (reasons), `screen_us` and
             `times_us` (peers too), or `skipped`, a reason.
+        lost: candidates that hung or took their worker with them.
     """
 
     shape: Shape
@@ -129,6 +130,7 @@ class Problem:
     candidates: dict[str, dict[str, Any]]
     cost_s: float = 1.0
     found: dict[str, Any] = field(default_factory=dict)
+    lost: set[str] = field(default_factory=set)
 
     @property
     def label(self) -> str:
@@ -168,7 +170,10 @@ def measure_problem(worker: Worker, problem: Problem, job: dict[str, Any]) -> No
             lost_count += 1
             if "trying" in last:
                 failed[last["trying"]] = str(lost)
-            elif "failed" not in last:  # nobody to blame: run each for longer, then give up
+                problem.lost.add(last["trying"])
+            elif "failed" in last:
+                problem.lost.add(last["failed"])
+            else:  # nobody to blame: run each for longer, then give up
                 if calls == SOAK_CALLS:
                     problem.found["skipped"] = str(lost)
                     return
