@@ -173,10 +173,37 @@ def meets_no_peer(X: gl[f32, "M", 64], Y: gl[f32, "M", 64]):
         tc.cluster_sync()
 
 
-@pytest.mark.parametrize(("kernel", "kind"), [(leaves_its_peer, "exit"), (meets_no_peer, "race")])
-def test_machine_reports_of_clusters(kernel: Any, kind: str):
+@tc.kernel
+def leaves_while_it_copies(X: gl[f32, "M", 64], Y: gl[f32, "M", 64]):
+    rank = tc.cluster(2)
+    full = tc.barrier()
+    with tc.warpgroup():
+        tile, landing = tc.shared(st[f32, 64, 64]), tc.shared(st[f32, 64, 64])
+        tc.store(tile, tc.load(X[rank, 0], rt[f32, 64, 64]))
+        tc.cluster_sync()
+        with tc.when(rank == 0):
+            tc.copy_to_peer(tc.peer(landing, 1), tile, full)
+        with tc.otherwise():
+            full.expect(landing)
+            full.wait(0)
+            tc.store(Y[rank, 0], tc.load(landing))
+
+
+CLUSTER_FAULTS = (
+    (leaves_its_peer, "exit", "CTA 1 may exit before the remote access"),
+    (meets_no_peer, "start", "uses shared memory of CTA 1, which may not have started"),
+    (leaves_while_it_copies, "exit", "CTA 0 exits while its copy to a peer may still read"),
+)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "kind", "text"), CLUSTER_FAULTS, ids=[f[0].__name__ for f in CLUSTER_FAULTS]
+)
+def test_machine_reports_of_clusters(kernel: Any, kind: str, text: str):
     x = np.ones((128, 64), np.float32)
-    kinds = set()
+    found = []
     for seed in range(4):
-        kinds |= {r.kind for r in kernel.simulate(x, np.zeros_like(x), grid=2, seed=seed).reports}
-    assert kind in kinds or kind == "race" and "uninitialised" in kinds, kinds
+        found += kernel.simulate(x, np.zeros_like(x), grid=2, seed=seed).reports
+    mine = [report for report in found if report.kind == kind and text in report.message]
+    assert mine, [str(report) for report in found]
+    assert any(place and place.file == __file__ for r in mine for place in places(r))

@@ -19,8 +19,8 @@ from .subjects import SUBJECTS, Subject, verdict
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "ptx-machine-mutations.md"
 SEEDS = (0, 1, 2)
 KINDS = (
-    "deadlock", "limit", "race", "uninitialised", "fence", "mbarrier", "wgmma", "barrier", "exit",
-    "registers", "global-race", "bounds", "align", "refused", "wrong result",
+    "deadlock", "limit", "race", "uninitialised", "fence", "mbarrier", "wgmma", "barrier", "start",
+    "exit", "registers", "global-race", "bounds", "align", "refused", "wrong result",
 )  # fmt: skip
 _HEAD = """# What the PTX machine finds
 

@@ -228,6 +228,20 @@ def test_multicast_to_a_cluster_of_four(rank, seed):
     assert kinds(run(more, args, grid=4, seed=seed)) == {"bounds"}
 
 
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_peer_must_have_started(seed):
+    source, out = np.arange(128, dtype=np.uint32), np.zeros((4, 64), np.uint32)
+    text = kernel(MULTICAST.format(mask=15, rank=3), MAPS.split(", ")[0] + ", .param .u64 out", 64,
+                  ".explicitcluster\n.reqnctapercluster 4, 1, 1")  # fmt: skip
+    args = [sim.TensorMap(source, (64,), 0, "u32"), *pointers(out)]
+    early = text.replace("barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;", "", 1)
+    found = run(early, args, grid=4, seed=seed)
+    assert "start" in kinds(found), str(found)
+    assert "uses shared memory of CTA 0, which may not have started" in str(found)
+    relaxed = text.replace("arrive.aligned", "arrive.relaxed.aligned", 1)
+    assert "start" not in kinds(run(relaxed, args, grid=4, seed=seed))
+
+
 def test_exit_with_a_copy_in_flight():
     source = np.zeros((16, 64), np.uint16)
     text = copy_text(2, (0, 0), (0, 0), 2048).replace(wait("%r3", "0", "W"), "bra END;")

@@ -60,7 +60,7 @@ def reset(machine: Machine) -> None:
     machine.mbarriers = {}
     machine.gave_up = set()
     machine.named = {}
-    machine.remote = {}
+    machine.remote, machine.pushes = {}, {}
     machine.cluster_barrier = ClusterBarrier(
         clocks.new(), clocks.new(), np.zeros(machine.num_threads, np.int64)
     )
@@ -179,6 +179,7 @@ def _cluster_arrive(machine: Machine, fiber: Fiber, item: Instruction):
         )
     barrier.arrivals[fiber.lo : fiber.hi] = barrier.phase + 1
     barrier.arrived += fiber.hi - fiber.lo
+    barrier.collecting.values[0, machine.clocks.start(fiber.lo // machine.block)] = 1
     if "relaxed" not in item.mods:
         machine.clocks.release(*fiber.warps, barrier.collecting)
     _cluster_advance(machine)
@@ -328,6 +329,10 @@ def _check_cta_exit(machine: Machine, item: Instruction, cta: int, known: np.nda
             who = machine.reporter.threads(warp * 32, warp * 32 + 31)
             machine.report("exit", item, f"CTA {cta} may exit before the remote access of {who} "
                            "lands", pc)  # fmt: skip
+    for agent, time, pc in machine.pushes.get(cta, ()):
+        if time > known[agent]:
+            message = f"CTA {cta} exits while its copy to a peer may still read its shared memory: "
+            machine.report("exit", item, f"{message}nobody has told it that the copy is done", pc)
     for barrier in machine.mbarriers.values():
         if barrier.key[0] != cta or barrier.agent is None:
             continue

@@ -11,7 +11,7 @@ import numpy as np
 from tilecat.sim.alu_types import PARAM_WINDOW
 from tilecat.sim.fibers import Fiber
 from tilecat.sim.global_memory import EncodedMap, Segment
-from tilecat.sim.mbarrier import check_alive, find
+from tilecat.sim.mbarrier import check_there, find
 from tilecat.sim.parse import Imm, Instruction, Mem, Vec
 from tilecat.sim.program import refuse
 from tilecat.sim.report import OFFSET_MASK, RANK_SHIFT
@@ -88,6 +88,7 @@ class Load:
                 shadow = machine.shadows[cta]
                 shadow.async_write(self.chunk_set, agent, time, self.snapshot, item.pc)
                 barrier.current.values[:, agent] = time
+                barrier.current.values[0, machine.clocks.start(self.thread // machine.block)] = 1
             machine.chunks[cta][self.chunks] = data
             barrier.expect(machine, item, -self.num_bytes)
             barrier.advance(machine)
@@ -139,7 +140,7 @@ def _issue_load(
     warp = thread // 32
     for cta in ctas:
         if cta != mine:
-            check_alive(machine, item, cta, warp)
+            check_there(machine, item, cta, warp)
     load = Load(item, thread, ctas, *tile, fetch, barrier & OFFSET_MASK,
                 None if multicast else barrier >> RANK_SHIFT, num_bytes,
                 machine.clocks.snapshot(warp, warp + 1))  # fmt: skip
@@ -216,9 +217,9 @@ def _push(machine: Machine, fiber: Fiber, item: Instruction) -> None:
         tile = tile_chunks(machine, offset, 1, num_bytes, 0)
         from_set = tile_chunks(machine, start, 1, num_bytes, 0)[1]
         warp = thread // 32
-        agent = find(machine, item, barrier, thread, remote=True, by_async=True).loads_agent(
-            machine
-        )
+        found = find(machine, item, barrier, thread, remote=True, by_async=True)
+        agent = found.loads_agent(machine)
+        machine.pushes.setdefault(mine, []).append((agent, found.phase + 1, item.pc))
         snapshot = machine.clocks.snapshot(warp, warp + 1)
         fetch = partial(_read_push, machine, mine, from_set, agent, barrier, snapshot, item.pc)
         _issue_load(machine, item, thread, dst, barrier, tile, fetch, num_bytes)

@@ -1,14 +1,16 @@
 """Happens-before: vector clocks, two a warp, and the shadow of shared memory.
 
 A clock has one column an agent. Agents are warps, then "nobody" (who wrote what nobody wrote),
-then asynchronous agents: the loads of an mbarrier, the bulk stores of a thread, the wgmma of a
-warpgroup. Row 0 of a clock is what is known to have happened; row 1 what is known to have been
-made visible to the async proxy by fence.proxy.async (PTX ISA 8.2.3.1, 9.7.13.4).
+then the start of each CTA (at time 1 it has started), then asynchronous agents: the loads of an
+mbarrier, the bulk stores of a thread, the wgmma of a warpgroup. Row 0 of a clock is what is known
+to have happened; row 1 what is known to have been made visible to the async proxy by
+fence.proxy.async (PTX ISA 8.2.3.1, 9.7.13.4).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -29,9 +31,9 @@ class SyncClock:
 class Clocks:
     """What every warp of a cluster knows."""
 
-    def __init__(self, warps: int, enabled: bool):
-        self.warps, self.nobody, self.enabled = warps, warps, enabled
-        self.width = warps + 1 + _SPARE_AGENTS
+    def __init__(self, warps: int, enabled: bool, ctas: int = 1):
+        self.warps, self.nobody, self.enabled, self.ctas = warps, warps, enabled, ctas
+        self.width = warps + 1 + ctas + _SPARE_AGENTS
         self.know = np.zeros((warps, 2, self.width), np.int32)
         self.reset()
 
@@ -40,10 +42,15 @@ class Clocks:
         self.know[:] = 0
         diagonal = np.arange(self.warps)
         self.know[diagonal, 0, diagonal] = 1
-        self.count = self.warps + 1
+        self.know[diagonal, 0, self.start(diagonal * self.ctas // self.warps)] = 1
+        self.count = self.warps + 1 + self.ctas
         self.names: dict[int, str] = {self.nobody: "nobody"}
         self.sync: list[SyncClock] = []
         self.version = 0
+
+    def start(self, cta: Any) -> Any:
+        """Column of the start of a CTA."""
+        return self.nobody + 1 + cta
 
     def new(self) -> SyncClock:
         """A clock for a synchronisation object; it grows with the number of agents."""

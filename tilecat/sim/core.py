@@ -84,7 +84,7 @@ class Machine:
         local_memory.layout(self)
         self._layout_specials()
         self.reporter = Reporter(program.places, table, self.shared_base, self.block)
-        self.clocks = Clocks(self.num_threads // 32, races)
+        self.clocks = Clocks(self.num_threads // 32, races, self.ctas)
         self.shared = [np.zeros(self.shared_bytes, np.uint8) for _ in range(self.ctas)]
         self.chunks = [array.view("c16") for array in self.shared]
         self.shadows = [Shadow(self.clocks, self.shared_bytes, cta) for cta in range(self.ctas)]

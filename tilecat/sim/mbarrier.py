@@ -174,16 +174,25 @@ def _arrive(machine: Machine, fiber: Fiber, item: Instruction) -> None:
         barrier.arrive(machine, item, 1 if expects else operand)
 
 
-def check_alive(machine: Machine, item: Instruction, cta: int, warp: int) -> None:
-    """Shared memory of a CTA that has exited is gone."""
+def check_there(machine: Machine, item: Instruction, cta: int, warp: int) -> None:
+    """Shared memory of a CTA is there from when it has started until it has exited.
+
+    The start must be known: CUDA programming guide, "Distributed shared memory".
+    """
+    who = machine.reporter.threads(warp * 32, warp * 32 + 31)
     if not machine.alive[cta]:
-        who = machine.reporter.threads(warp * 32, warp * 32 + 31)
         machine.report("exit", item, f"{who} uses shared memory of CTA {cta}, which has exited")
+    if not machine.races or machine.clocks.know[warp, 0, machine.clocks.start(cta)]:
+        return
+    mine, other = (machine.cta_numbers[n] for n in (warp * 32 // machine.block, cta))
+    if not machine.global_memory.order.of(mine).known.get(other):
+        machine.report("start", item, f"{who} uses shared memory of CTA {cta}, which may not have "
+                       "started: a barrier of the cluster comes first")  # fmt: skip
 
 
 def note_remote(machine: Machine, item: Instruction, cta: int, warp: int) -> None:
     """A warp touches another CTA's shared memory: that CTA must still be there."""
-    check_alive(machine, item, cta, warp)
+    check_there(machine, item, cta, warp)
     time = int(machine.clocks.know[warp, 0, warp])
     machine.remote.setdefault(cta, {})[warp] = (time, item.pc)
 
