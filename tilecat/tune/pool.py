@@ -92,8 +92,11 @@ class Worker:
     def _lost(self, how: str) -> WorkerLost:
         process = self._process
         assert process is not None, "a worker is lost after its start"
-        process.kill()
-        code = process.wait()
+        try:
+            code = process.wait(timeout=0 if how != "died" else 5)  # its pipes end before it does
+        except subprocess.TimeoutExpired:
+            process.kill()
+            code = process.wait()
         self._stderr.seek(0)
         lines = [line.strip() for line in self._stderr if line.strip()][-LAST_LINES:]
         self.close()

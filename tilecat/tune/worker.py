@@ -148,9 +148,12 @@ def serve(handlers: Mapping[str, Callable[[Job], Answers]]) -> None:
         os.dup2(2, 1)
         for line in sys.stdin:
             job = json.loads(line)
-            for answer in handlers[job["do"]](job):
-                answers.write(json.dumps(answer) + "\n")
-                answers.flush()
+            try:
+                for answer in handlers[job["do"]](job):
+                    answers.write(json.dumps(answer) + "\n")
+                    answers.flush()
+            except TileError as error:  # its text's last lines are a place in this file
+                sys.exit(f"{error.kind}: {error.message}")
             answers.write('{"end": true}\n')
             answers.flush()
 
