@@ -9,6 +9,7 @@ take registers from the main loop.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -71,7 +72,7 @@ class Writer:
         self.lines: list[str] = []
         self._out = self.lines
         self._declared: list[str] = []
-        self._bases: set[str] = set(RESERVED)
+        self._bases = Counter(RESERVED)  # how often each name was asked for
         self._names: dict[int, str] = {}
         self._tiles: dict[int, tuple[str, ...]] = {}
         self._places: dict[int, Address] = {}
@@ -129,12 +130,8 @@ class Writer:
     def _unique(self, hint: str) -> str:
         stem = re.sub(r"\W", "", hint, flags=re.ASCII) or "r"
         stem = re.sub(r"[_\d]+$", "", stem) or "r"
-        name, count = stem, 1
-        while name in self._bases:
-            count += 1
-            name = f"{stem}{count}"
-        self._bases.add(name)
-        return name
+        self._bases[stem] += 1
+        return stem if self._bases[stem] == 1 else f"{stem}{self._bases[stem]}"
 
     def new(self, kind: str, hint: str = "r") -> str:
         """A new register: kind b16, b32, b64, f32 or pred."""

@@ -165,19 +165,32 @@ _LABEL = re.compile(r"([\w$]+)\s*:(?!:)")
 _OFFSET = re.compile(r"^(.+?)\s*([+-])\s*(-?\s*(?:0[xX][0-9a-fA-F]+|\d+))$")
 _INTEGER = re.compile(r"^-?(?:0[xX][0-9a-fA-F]+|0[bB][01]+|\d+)U?$")
 _FLOAT = re.compile(r"^-?\d+\.\d*(?:[eE][+-]?\d+)?$")
+_HEX_FLOAT = re.compile(r"0[fF][0-9a-fA-F]{8}")
+_HEX_DOUBLE = re.compile(r"0[dD][0-9a-fA-F]{16}")
+_NAME = re.compile(r"[\w$]+")
+_SPACE = re.compile(r"\s*")
+_LOC = re.compile(r"\.loc\s")
+_INSTRUCTION = re.compile(r"(?:@(!?)\s*([\w$%]+)\s+)?([\w.:]+)\s*(.*)$", re.S)
+_BRACKET = re.compile(r"[\[({]")
+_REGISTER_RANGE = re.compile(r"([\w$%]+)<(\d+)>")
+_PUNCTUATION = re.compile(r"[\[\](){},]")
 
 
 def split_operands(text: str) -> list[str]:
     """Split at commas outside brackets and braces."""
+    if _BRACKET.search(text) is None:
+        parts = [part.strip() for part in text.split(",")]
+        return parts if parts[-1] else parts[:-1]
     parts, depth, start = [], 0, 0
-    for position, char in enumerate(text):
+    for found in _PUNCTUATION.finditer(text):
+        char = found[0]
         if char in "[{(":
             depth += 1
         elif char in "]})":
             depth -= 1
-        elif char == "," and depth == 0:
-            parts.append(text[start:position].strip())
-            start = position + 1
+        elif depth == 0:
+            parts.append(text[start : found.start()].strip())
+            start = found.end()
     last = text[start:].strip()
     return [*parts, last] if last else parts
 
@@ -221,7 +234,7 @@ class _Body:
             self.fail(line, names, f"register type .{kind} not implemented")
         bank = "P" if kind == "pred" else REGISTER_BANKS[TYPE_BYTES[kind]]
         for name in split_operands(names):
-            match = re.fullmatch(r"([\w$%]+)<(\d+)>", name)
+            match = _REGISTER_RANGE.fullmatch(name)
             for item in [f"{match[1]}{k}" for k in range(int(match[2]))] if match else [name]:
                 row = self.module.bank_sizes[bank]
                 self.scopes[-1][item] = Reg(item, bank, row)
@@ -259,17 +272,17 @@ class _Body:
             return Special(text)
         if text == "WARP_SZ":
             return Imm(32)
-        if re.fullmatch(r"0[fF][0-9a-fA-F]{8}", text):
+        if _HEX_FLOAT.fullmatch(text):
             bits = int(text[2:], 16)
             return Imm(struct.unpack("<f", struct.pack("<I", bits))[0], bits)
-        if re.fullmatch(r"0[dD][0-9a-fA-F]{16}", text):
+        if _HEX_DOUBLE.fullmatch(text):
             bits = int(text[2:], 16)
             return Imm(struct.unpack("<d", struct.pack("<Q", bits))[0], bits)
         if _INTEGER.match(text):
             return Imm(integer(text))
         if _FLOAT.match(text):
             return Imm(float(text))
-        if text[0] == "%" or not re.fullmatch(r"[\w$]+", text):
+        if text[0] == "%" or not _NAME.fullmatch(text):
             self.fail(line, text, "unknown register or operand")
         return Symbol(text)
 
@@ -280,7 +293,9 @@ class _Body:
     def statement(self, text: str, line: int) -> None:
         """A directive or an instruction, without its semicolon."""
         self.current = text
-        if text.startswith(".reg"):
+        if not text.startswith("."):
+            self.instruction(text, line)
+        elif text.startswith(".reg"):
             match = re.match(r"\.reg\s+(?:\.v\d\s+)?\.(\w+)\s+(.*)$", text, re.S)
             if not match or ".v" in text.split()[1]:
                 self.fail(line, text, "register declaration not understood")
@@ -296,13 +311,11 @@ class _Body:
         elif text.startswith(".pragma"):
             if "nounroll" not in text and "used_bytes_mask" not in text:
                 self.fail(line, text, "pragma not implemented")
-        elif text.startswith("."):
-            self.fail(line, text, "directive not implemented")
         else:
-            self.instruction(text, line)
+            self.fail(line, text, "directive not implemented")
 
     def instruction(self, text: str, line: int) -> None:
-        match = re.match(r"^(?:@(!?)\s*([\w$%]+)\s+)?([\w.:]+)\s*(.*)$", text, re.S)
+        match = _INSTRUCTION.match(text)
         if not match:
             self.fail(line, text, "not an instruction")
         predicate = None
@@ -310,7 +323,8 @@ class _Body:
             predicate = self.lookup(match[2])
             if predicate is None or predicate.bank != "P":
                 self.fail(line, text, f"{match[2]} is no predicate register")
-        args = tuple(self.operand(part, line) for part in split_operands(match[4]))
+        parts = split_operands(match[4])
+        args = tuple([self.lookup(part) or self.operand(part, line) for part in parts])
         if match[3] in ("bra", "bra.uni", "brx.idx", "brx.idx.uni"):
             args = self.scoped(match[3], args)
         self.module.instructions.append(
@@ -364,13 +378,12 @@ def _scan(body: _Body, text: str, start: int, lines: list[int]) -> None:
     """Walk the body from its first statement to its closing brace."""
     position, depth = start, 1
     while True:
-        while position < len(text) and text[position].isspace():
-            position += 1
+        position = _SPACE.match(text, position).end()
         if position >= len(text):
             raise MachineError("parse: the kernel's body has no closing brace")
         line = bisect.bisect_right(lines, position)
         char = text[position]
-        label = _LABEL.match(text, position)
+        label = None if char == "." else _LABEL.match(text, position)
         if char in "{}":
             depth += 1 if char == "{" else -1
             position += 1
@@ -378,7 +391,7 @@ def _scan(body: _Body, text: str, start: int, lines: list[int]) -> None:
                 body.module.end_line = line
                 return
             _block(body, char)
-        elif re.match(r"\.loc\s", text[position : position + 5]):
+        elif char == "." and _LOC.match(text, position):
             end = text.find("\n", position)
             body.location(text[position:end], line)
             position = end

@@ -25,6 +25,7 @@ from tilecat.sim.report import Place
 from tilecat.sim.table import Row
 
 _BANKS = {1: "B", 2: "H", 4: "R", 8: "D"}
+_CONSTANTS = (Imm, Symbol, Sink)
 
 
 @dataclass
@@ -74,7 +75,7 @@ def bank_of(kind: str) -> str:
 
 
 def _check_operand(item: Instruction, operand: object, kind: str, loose: bool) -> None:
-    if isinstance(operand, Imm | Symbol | Sink):
+    if type(operand) is Reg and operand.bank == bank_of(kind) or isinstance(operand, _CONSTANTS):
         return
     if isinstance(operand, Special):
         if TYPE_BYTES.get(kind) != 4 and not (loose and TYPE_BYTES.get(kind, 8) < 4):
