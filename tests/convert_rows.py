@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from table import EVERY, FLOATS, Row
+from table import EVERY, FLOATS, ORDERS, Row
 
 import tilecat as tc
 from tilecat import e4m3, e5m2, f32, s8, s32, u8
@@ -73,7 +73,8 @@ WIDE = ((64, 128), (64, 256))
 QUANTIZED = tuple(
     Row(f"quantize {dtype} per {per}", *quantized(dtype, per), (f32, bf16, f16), out=f32,
         ulps=STEP[dtype.name], floor=0 if dtype.is_float else lambda k: abs(k.x).max(),
-        shapes=WIDE if per == "block" else ((64, 32), (64, 128)))
+        shapes=WIDE if per == "block" else ((64, 32), (64, 128)),
+        orders=("row",) if per == "block" else ORDERS)
     for dtype in (e4m3, e5m2, s8) for per in ("tile", "row", "block")
 )  # fmt: skip
 
@@ -86,17 +87,17 @@ def code_values(dtype: DType) -> np.ndarray:
 NARROW = (
     *(Row(f"encode {d}", lambda k, d=d: tc.decode(tc.encode(k.x * 4, d), d), rounded_to(d),
           (f32, bf16, f16, e4m3), out=f32) for d in CODES),
-    *(Row(f"decode {d}", lambda k, d=d: tc.decode(tc.cast(
-              (tc.cast(tc.row_index(k.x), s32) * 16 + tc.col_index(k.x)) & (2**d.bits - 1), u8), d),
+    *(Row(f"decode {d}", lambda k, d=d: tc.decode(tc.cast(tc.apply(
+              lambda row, col, x: (row * 16 + col) & (2**d.bits - 1), k.x), u8), d),
           lambda k, d=d: code_values(d)[(k.rows * 16 + k.cols) % 2**d.bits], (f32, s32), out=f32)
       for d in CODES),
-    Row("decode e8m0", lambda k: tc.decode(tc.cast(tc.col_index(k.x) + tc.row_index(k.x) * 0, u8),
-                                           e8m0),
+    Row("decode e8m0", lambda k: tc.decode(tc.cast(tc.apply(
+            lambda row, col, x: col + row * 0, k.x), u8), e8m0),
         lambda k: 2.0 ** (k.cols - 127 + 0 * k.rows), (f32,), out=f32, shapes=((64, 64), (64, 96))),
     Row("encode e8m0", lambda k: tc.decode(tc.encode(k.y, e8m0), e8m0),
         lambda k: 2.0 ** np.ceil(np.log2(k.y)), (f32, bf16, f16), out=f32, data="positive"),
     Row("pack4", lambda k: tc.unpack4(tc.pack4(tc.encode(k.x, e2m1))), lambda k: codes_of(k.x),
-        (f32, bf16, e4m3), out=u8),
+        (f32, bf16, e4m3), out=u8, orders=("row",)),
 )  # fmt: skip
 
 
@@ -119,6 +120,7 @@ CASTS = tuple(
     for d in (f32, bf16, f16, e4m3, e5m2, s32, s8, u8)
 )
 
+
 def hard(k: Any) -> Any:
     """Correlated rows: elements of one sign near 1, whose inverse stays small."""
     return np.linalg.inv(np.tril(1 - 2.0**-6 * np.abs(k.x), -1) + np.eye(k.x.shape[0]))
@@ -126,7 +128,8 @@ def hard(k: Any) -> Any:
 
 TRIANGULAR = tuple(
     Row(f"tril_inverse {name} of a {scope}", body, reference, (f32,), ulps=64,
-        floor=lambda k, r=reference: abs(r(k)).max(), shapes=shapes, scopes=(scope,))
+        floor=lambda k, r=reference: abs(r(k)).max(), shapes=shapes, scopes=(scope,),
+        orders=("row",))
     for scope, shapes in (("warpgroup", ((64, 64),)), ("warp", ((64, 16), (128, 32), (256, 64))))
     for name, body, reference in (
         ("random", lambda k: tc.tril_inverse(k.x * 0.25),

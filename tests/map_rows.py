@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from table import EVERY, INTEGERS, Row
+from table import EVERY, INTEGERS, MORE_SHAPES, Row
 
 import tilecat as tc
 from tilecat import f32, s32, u8
@@ -20,7 +20,7 @@ def log1p_exp(x):
 
 
 MAPS = (
-    Row("copy", lambda k: k.x, lambda k: k.x, EVERY),
+    Row("copy", lambda k: k.x, lambda k: k.x, EVERY, shapes=MORE_SHAPES),
     Row("neg", lambda k: -k.x, lambda k: -k.x, EVERY),
     Row("absolute", lambda k: tc.absolute(k.x), lambda k: abs(k.x), EVERY),
     Row("relu", lambda k: tc.relu(k.x), lambda k: np.maximum(k.x, 0), EVERY),
@@ -63,7 +63,7 @@ MAPS = (
     Row("ceil", lambda k: tc.ceil(k.x), lambda k: np.ceil(k.x), EVERY),
     Row("round", lambda k: tc.round(k.x), lambda k: np.rint(k.x), EVERY),
     Row("trunc", lambda k: tc.trunc(k.x), lambda k: np.trunc(k.x), EVERY),
-    Row("add", lambda k: k.x + k.y, lambda k: k.x + k.y, EVERY, ulps=0.5),
+    Row("add", lambda k: k.x + k.y, lambda k: k.x + k.y, EVERY, ulps=0.5, shapes=MORE_SHAPES),
     Row("sub", lambda k: 3 - k.y, lambda k: 3 - k.y, EVERY, ulps=0.5),
     Row("mul", lambda k: k.x * k.y, lambda k: k.x * k.y, EVERY, ulps=0.5),
     Row("div", lambda k: k.x / k.y, lambda k: k.x / k.y, ulps=4, data="positive"),
@@ -81,9 +81,9 @@ MAPS = (
     Row("fma", lambda k: tc.fma(k.x, k.y, k.x), lambda k: k.x * k.y + k.x, EVERY, ulps=0.5),
     Row("fma vectors", lambda k: tc.fma(k.x, k.r, k.c), lambda k: k.x * k.r + k.c, EVERY,
         ulps=0.5),
-    Row("add row", lambda k: k.x + k.r, lambda k: k.x + k.r, EVERY, ulps=0.5),
-    Row("mul col", lambda k: k.c * k.x, lambda k: k.c * k.x, EVERY, ulps=0.5),
-    Row("outer", lambda k: k.r * k.c, lambda k: k.r * k.c, (f32, s32), ulps=0.5),
+    Row("add row", lambda k: k.x + k.r, lambda k: k.x + k.r, EVERY, ulps=0.5, shapes=MORE_SHAPES),
+    Row("mul col", lambda k: k.c * k.x, lambda k: k.c * k.x, EVERY, ulps=0.5, shapes=MORE_SHAPES),
+    Row("outer", lambda k: k.r * k.c, lambda k: k.r * k.c, (f32, s32), ulps=0.5, orders=("row",)),
     Row("broadcast_row", lambda k: tc.broadcast_row(k.x, k.r), lambda k: k.r + 0 * k.x, EVERY),
     Row("broadcast_col", lambda k: tc.broadcast_col(k.x, k.c), lambda k: k.c + 0 * k.x, EVERY),
     Row("bits", lambda k: (k.x & 6 | k.y) ^ 3,
@@ -132,7 +132,8 @@ MASKS = (
         lambda k: np.where(k.rows < 9, 0, k.x), EVERY),
     Row("lower_fill", lambda k: tc.lower_fill(k.x, 9),
         lambda k: np.where(k.rows >= 9, 0, k.x), EVERY),
-    Row("tril", lambda k: tc.tril(k.x, -1), lambda k: np.tril(k.x, -1), EVERY),
+    Row("tril", lambda k: tc.tril(k.x, -1), lambda k: np.tril(k.x, -1), EVERY,
+        shapes=MORE_SHAPES),
     Row("triu", lambda k: tc.triu(k.x, k.n), lambda k: np.triu(k.x, 5), EVERY),
     Row("make_causal", lambda k: tc.make_causal(k.x, row=k.n, col=3),
         lambda k: np.where(k.cols + 3 > k.rows + 5, -np.inf, k.x), (f32, bf16, f16)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from table import EVERY, FLOATS, Row
+from table import EVERY, FLOATS, MORE_SHAPES, Row
 
 import tilecat as tc
 from tilecat import f32, s32, st
@@ -59,10 +59,12 @@ def from_end(x: Any, axis: int) -> Any:
 
 REDUCTIONS = (
     *(of_tile(f"{axis}_{name}", 1 if axis == "row" else 0,
-              lambda k, f=f"{axis}_{name}": getattr(tc, f)(k.x), data="special")
+              lambda k, f=f"{axis}_{name}": getattr(tc, f)(k.x), data="special",
+              shapes=MORE_SHAPES)
       for axis in ("row", "col") for name in ("max", "min", "absmax")),
     *(of_tile(f"{axis}_sum", 1 if axis == "row" else 0,
-              lambda k, f=f"{axis}_sum": getattr(tc, f)(k.x), ulps=8, floor=total)
+              lambda k, f=f"{axis}_sum": getattr(tc, f)(k.x), ulps=8, floor=total,
+              shapes=MORE_SHAPES)
       for axis in ("row", "col")),
     *(Row(f"{axis}_prod", lambda k, f=f"{axis}_prod": getattr(tc, f)(tc.clamp(k.x, 1, 2)),
           lambda k, a=a: np.prod(np.clip(k.x, 1, 2), axis=a, keepdims=True), (f32, bf16, f16),
@@ -93,9 +95,9 @@ REDUCTIONS = (
 
 SCANS = (
     Row("cumsum col", lambda k: tc.cumsum(k.x, "col"), lambda k: np.cumsum(k.x, 1), EVERY, ulps=8,
-        floor=total),
+        floor=total, shapes=MORE_SHAPES),
     Row("cumsum row", lambda k: tc.cumsum(k.x, "row"), lambda k: np.cumsum(k.x, 0), EVERY, ulps=8,
-        floor=total),
+        floor=total, shapes=MORE_SHAPES),
     Row("cumsum col exclusive", lambda k: tc.cumsum(k.x, "col", exclusive=True),
         lambda k: after(k.x, 1), WIDE, ulps=8, floor=total),
     Row("cumsum row exclusive", lambda k: tc.cumsum(k.x, "row", exclusive=True),
@@ -142,6 +144,8 @@ def decay(g: Any) -> Any:
 
 
 SQUARE = ((64, 64),)
+
+
 def in_shared(k: Any) -> Any:
     """A map of two shared tiles."""
     a, b = (tc.shared(st[k.x.dtype, *k.kind.shape]) for _ in range(2))
@@ -153,18 +157,19 @@ def in_shared(k: Any) -> Any:
 
 SHARED = (
     Row("map_shared", in_shared, lambda k: np.maximum(k.x, k.y) - k.x.max(1, keepdims=True),
-        (f32, bf16, f16, s32), ulps=0.5, scopes=("warpgroup",)),
+        (f32, bf16, f16, s32), ulps=0.5, scopes=("warpgroup",), orders=("row",)),
 )  # fmt: skip
 VECTORS = (
-    Row("to_plain", lambda k: tc.to_row_vector(tc.to_plain(k.r * 2)), lambda k: k.r * 2, WIDE),
+    Row("to_plain", lambda k: tc.to_row_vector(tc.to_plain(k.r * 2)), lambda k: k.r * 2, WIDE,
+        orders=("row",)),
     Row("to_plain col", lambda k: tc.to_col_vector(tc.to_plain(k.c) + 1), lambda k: k.c + 1, WIDE,
-        ulps=0.5),
+        ulps=0.5, orders=("row",)),
     Row("row to col", lambda k: k.x + tc.to_col_vector(k.r), lambda k: k.x + k.r.T, WIDE, ulps=0.5,
-        shapes=SQUARE, scopes=("warpgroup",)),
+        shapes=SQUARE, scopes=("warpgroup",), orders=("row",)),
     Row("col to row", lambda k: k.x + tc.to_row_vector(k.c), lambda k: k.x + k.c.T, WIDE, ulps=0.5,
-        shapes=SQUARE, scopes=("warpgroup",)),
+        shapes=SQUARE, scopes=("warpgroup",), orders=("row",)),
     Row("row to col of a warp", lambda k: k.x + tc.to_col_vector(k.r), lambda k: k.x + k.r.T, WIDE,
-        ulps=0.5, shapes=((64, 16), (128, 32)), scopes=("warp",)),
+        ulps=0.5, shapes=((64, 16), (128, 32)), scopes=("warp",), orders=("row",)),
     Row("decay_tile", lambda k: tc.decay_tile(-tc.absolute(k.r)), lambda k: decay(-abs(k.r[:, 0])),
         (f32,), ulps=512, floor=1, shapes=SQUARE, scopes=("warpgroup",)),
     Row("vector maps", lambda k: tc.exp(tc.maximum(k.r, 0) * 0.5) + tc.absolute(k.r),

@@ -1,8 +1,9 @@
 """A table of ops run over dtypes, scopes and shapes, for the PTX machine and the GPU.
 
 A row is one op: a body of a line and a line of NumPy on float64. A case is a row with a dtype, a
-scope and a shape. At warpgroup scope the op sees the whole tile, at warp scope each of the four
-warps a tile of its own: four blocks of rows of the same arrays.
+scope, a shape and the order of the register tiles. At warpgroup scope the op sees the whole tile,
+at warp scope each of the four warps a tile of its own: four blocks of rows of the same arrays, or
+of columns for tiles in column order.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextlib
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,14 +23,17 @@ import tilecat as tc
 from tilecat import e4m3, e5m2, f32, gl, rt, s8, s32, tf32, u8
 from tilecat.dtypes import DType, bf16, f16
 from tilecat.ops.elements import computed_in
+from tilecat.ops.elementwise import vector_of
 from tilecat.tiles import RegTileType, RegVecType
 
 FLOATS = (f32, bf16, f16, tf32, e4m3, e5m2)
 INTEGERS = (s32, s8, u8)
 EVERY = FLOATS + INTEGERS
-# Rows a warpgroup; a warp has a quarter of them.
-SHAPES = ((64, 32), (64, 64), (128, 32), (64, 96), (128, 128), (64, 256))
+# Rows a warpgroup; a warp has a quarter of them. Transposed for tiles in column order.
+SHAPES = ((64, 32), (128, 32))
+MORE_SHAPES = (*SHAPES, (64, 96))
 SCOPES = ("warpgroup", "warp")
+ORDERS = ("row", "col")
 N, S = 5, 1.75
 QUICK = 20  # one case in this many runs by default; every row has at least one
 
@@ -47,8 +52,9 @@ class Row:
         floor: ...or of this, where that is larger: what cancels, or an absolute bound.
         out: dtype of the result: "same", "wide" (f32 or s32), or its own.
         data: how x and y are drawn: "normal", "positive", "special" (with NaN and infinities).
-        shapes: those it runs on.
+        shapes: those it runs on in row order; all but the last, transposed, in column order.
         scopes: those it runs at.
+        orders: those of its tiles.
     """
 
     name: str
@@ -59,22 +65,38 @@ class Row:
     floor: float | Callable[[Any], Any] = 0.0
     out: str | DType = "same"
     data: str = "normal"
-    shapes: tuple[tuple[int, int], ...] = SHAPES[:4]
+    shapes: tuple[tuple[int, int], ...] = SHAPES
     scopes: tuple[str, ...] = SCOPES
+    orders: tuple[str, ...] = ORDERS
+
+    @property
+    def places(self) -> Iterator[tuple[str, tuple[int, int]]]:
+        """Orders and shapes."""
+        if "row" in self.orders:
+            yield from (("row", shape) for shape in self.shapes)
+        if "col" in self.orders:
+            yield from (("col", shape[::-1]) for shape in self.shapes[:-1] or self.shapes)
 
 
 @dataclass(frozen=True)
 class Case:
-    """A row on one dtype, at one scope, on one shape."""
+    """A row on one dtype, at one scope, on one shape in one order."""
 
     row: Row
     dtype: DType
     scope: str
     shape: tuple[int, int]
+    order: str = "row"
 
     def __str__(self) -> str:
         rows, cols = self.shape
-        return f"{self.row.name} {self.dtype} {self.scope} {rows}x{cols}"
+        order = " col" * (self.order == "col")
+        return f"{self.row.name} {self.dtype} {self.scope} {rows}x{cols}{order}"
+
+    @property
+    def axis(self) -> int:
+        """The axis that is split between the warps."""
+        return 0 if self.order == "row" else 1
 
     @property
     def out(self) -> DType:
@@ -91,21 +113,22 @@ class Case:
 def cases_of(rows: Iterable[Row]) -> list[Case]:
     """Every case of some rows."""
     return [
-        Case(row, dtype, scope, shape)
+        Case(row, dtype, scope, shape, order)
         for row in rows
         for dtype in row.dtypes
         for scope in row.scopes
-        for shape in row.shapes
+        for order, shape in row.places
     ]
 
 
 def quick_cases(cases: Iterable[Case]) -> set[Case]:
-    """The reduced set: one in QUICK by a hash of its name, and the first of each row."""
+    """The reduced set: one in QUICK by a hash of its name, and the first of each row and order."""
     found, first = set(), set()
     for case in cases:
-        if case.quick or case.row.name not in first:
+        key = (case.row.name, case.order)
+        if case.quick or key not in first:
             found.add(case)
-        first.add(case.row.name)
+        first.add(key)
     return found
 
 
@@ -140,11 +163,12 @@ def arrays_of(case: Case) -> SimpleNamespace:
     )
 
 
-def _units(case: Case) -> Iterator[slice]:
-    """Rows of each warpgroup or warp."""
-    rows = case.shape[0] // (1 if case.scope == "warpgroup" else 4)
-    for first in range(0, case.shape[0], rows):
-        yield slice(first, first + rows)
+def _units(case: Case) -> Iterator[tuple[slice, slice]]:
+    """Rows and columns of each warpgroup or warp."""
+    extent = case.shape[case.axis] // (1 if case.scope == "warpgroup" else 4)
+    for first in range(0, case.shape[case.axis], extent):
+        part = slice(first, first + extent)
+        yield (part, slice(None)) if case.axis == 0 else (slice(None), part)
 
 
 def reference_of(case: Case, arrays: SimpleNamespace) -> tuple[np.ndarray, np.ndarray]:
@@ -152,10 +176,9 @@ def reference_of(case: Case, arrays: SimpleNamespace) -> tuple[np.ndarray, np.nd
     values, errors = [], []
     for part in _units(case):
         x, y = (a[part].astype(np.float64) for a in (arrays.X, arrays.Y))
+        r, c = (a[p].astype(np.float64) for a, p in zip((arrays.R, arrays.C), part, strict=True))
         k = SimpleNamespace(
-            x=x, y=y, n=N, s=S,
-            r=arrays.R[part].astype(np.float64)[:, None],
-            c=arrays.C.astype(np.float64)[None, :],
+            x=x, y=y, n=N, s=S, r=r[:, None], c=c[None, :],
             rows=np.arange(x.shape[0])[:, None], cols=np.arange(x.shape[1])[None, :],
         )  # fmt: skip
         with np.errstate(all="ignore"):
@@ -165,7 +188,7 @@ def reference_of(case: Case, arrays: SimpleNamespace) -> tuple[np.ndarray, np.nd
             error = np.where(np.isinf(value), 0.0, error)
         values.append(value)
         errors.append(np.broadcast_to(error, x.shape))
-    return np.concatenate(values), np.concatenate(errors)
+    return np.concatenate(values, case.axis), np.concatenate(errors, case.axis)
 
 
 # ---- the kernel
@@ -186,26 +209,56 @@ def _as_tile(result: Any, kind: RegTileType, out: DType) -> Any:
     return result if have.dtype == out else tc.cast(result, out)
 
 
+class Operands:
+    """What a body takes, loaded where it is first asked for: a text has what its op needs.
+
+    Args:
+        case: the case.
+        kind: type of its tiles in memory's dtype.
+        at: place of the scope's tile.
+        arrays: X, Y, R, C.
+        n: an s32 scalar.
+        s: an f32 scalar.
+    """
+
+    def __init__(
+        self, case: Case, kind: RegTileType, at: list[Any], arrays: tuple[Any, ...], n: Any, s: Any
+    ):
+        self.case, self.held, self.at, self.arrays = case, kind, at, arrays
+        self.n, self.s, self.kind = n, s, kind.cast(case.dtype)
+
+    def _tile(self, index: int) -> Any:
+        tile = tc.load(self.arrays[index][self.at[0], self.at[1]], self.held)
+        return tc.cast(tile, self.case.dtype)
+
+    def _vector(self, axis: int) -> Any:
+        kind = vector_of(self.kind.vector(("row", "col")[axis]), computed_in(self.case.dtype))
+        return tc.load(self.arrays[2 + axis][self.at[axis]], kind)
+
+    x = cached_property(lambda self: self._tile(0))
+    y = cached_property(lambda self: self._tile(1))
+    r = cached_property(lambda self: self._vector(0))
+    c = cached_property(lambda self: self._vector(1))
+
+
 def kernel_of(case: Case) -> tc.KernelFunction:
     """A kernel of one warpgroup that runs a case."""
     dtype, wide, out = case.dtype, computed_in(case.dtype), case.out
     warp = case.scope == "warp"
-    rows, cols = case.shape[0] // (4 if warp else 1), case.shape[1]
+    shape = list(case.shape)
+    shape[case.axis] //= 4 if warp else 1
     given, made = (f32 if d == tf32 else d for d in (dtype, out))  # as memory holds them
-    kind = rt[given, rows, cols].held_by(1 if warp else 4)
+    kind = rt[given, *shape, case.order].held_by(1 if warp else 4)
 
     def table_case(
         X: gl[given, "M", "N"], Y: gl[given, "M", "N"], R: gl[wide, "M"], C: gl[wide, "N"],
         Z: gl[made, "M", "N"], n: s32, s: f32,
     ):  # fmt: skip
         with tc.warpgroup(), tc.warps() if warp else contextlib.nullcontext():
-            at = tc.warp_id() if warp else 0
-            x, y = (tc.cast(tc.load(source[at, 0], kind), dtype) for source in (X, Y))
-            r, c = (tc.vector_type(x, axis, wide) for axis in ("row", "col"))
-            k = SimpleNamespace(
-                x=x, y=y, r=tc.load(R[at], r), c=tc.load(C[0], c), n=n, s=s, kind=x.type
-            )
-            tc.store(Z[at, 0], tc.cast(_as_tile(case.row.body(k), x.type, out), made))
+            at = [0, 0]
+            at[case.axis] = tc.warp_id() if warp else 0
+            k = Operands(case, kind, at, (X, Y, R, C), n, s)
+            tc.store(Z[at[0], at[1]], tc.cast(_as_tile(case.row.body(k), k.kind, out), made))
 
     return tc.kernel(table_case)
 

@@ -15,7 +15,7 @@ from ..dtypes import DType, f32, s32
 from ..errors import DTypeError, LayoutError
 from ..ir import Value
 from ..ops.conditions import Indices, SelectElements
-from ..ops.elementwise import Spread, vector_of
+from ..ops.elementwise import AllocRegisters, Spread, vector_of
 from ..tiles import RegTileType, RegVecType
 from .scalars import Scalar, unary
 from .scalars import select as select_scalar
@@ -263,6 +263,8 @@ def vector_type(tile: RegTile, axis: str, dtype: DType = f32) -> RegVecType:
 def apply(f: Callable[[Any, Any, Any], Any], tile: RegTile) -> Any:
     """`f(row, col, x)` on a tile: row and column as s32 vectors that broadcast, x the tile.
 
+    For a column-order tile the rows come as a tile, so that both together are one of its order.
+
     Example: `tc.apply(lambda r, c, x: tc.select((r + c) % 2 == 0, x, 0.0), tile)`.
     """
     if not callable(f):
@@ -270,7 +272,10 @@ def apply(f: Callable[[Any, Any, Any], Any], tile: RegTile) -> Any:
             f"apply: the first argument is a function of row, column and tile, got {f!r}",
             hint="tc.apply(lambda r, c, x: tc.select(r < c, x, 0.0), tile)",
         )
-    result = f(row_index(tile), col_index(tile), tile)
+    row, kind = row_index(tile), registers_of(tile, "apply").type
+    if isinstance(kind, RegTileType) and kind.order == "col":
+        row = broadcast_row(wrap(add(AllocRegisters(kind.cast(s32))).result), row)
+    result = f(row, col_index(tile), tile)
     if not isinstance(result, Registers):
         raise LayoutError(f"apply: the function gives a tile, got {result!r}")
     return result

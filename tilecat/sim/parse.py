@@ -170,6 +170,7 @@ _HEX_DOUBLE = re.compile(r"0[dD][0-9a-fA-F]{16}")
 _NAME = re.compile(r"[\w$]+")
 _SPACE = re.compile(r"\s*")
 _LOC = re.compile(r"\.loc\s")
+_REGISTER = re.compile(r"\.reg\s+\.(\w+)\s+([\w$%]+)\s*;")
 _INSTRUCTION = re.compile(r"(?:@(!?)\s*([\w$%]+)\s+)?([\w.:]+)\s*(.*)$", re.S)
 _BRACKET = re.compile(r"[\[({]")
 _REGISTER_RANGE = re.compile(r"([\w$%]+)<(\d+)>")
@@ -233,12 +234,13 @@ class _Body:
         if kind != "pred" and kind not in TYPE_BYTES or kind == "b128":
             self.fail(line, names, f"register type .{kind} not implemented")
         bank = "P" if kind == "pred" else REGISTER_BANKS[TYPE_BYTES[kind]]
+        known, row = self.scopes[-1], self.module.bank_sizes[bank]
         for name in split_operands(names):
             match = _REGISTER_RANGE.fullmatch(name)
             for item in [f"{match[1]}{k}" for k in range(int(match[2]))] if match else [name]:
-                row = self.module.bank_sizes[bank]
-                self.scopes[-1][item] = Reg(item, bank, row)
-                self.module.bank_sizes[bank] = row + 1
+                known[item] = Reg(item, bank, row)
+                row += 1
+        self.module.bank_sizes[bank] = row
 
     def operand(self, text: str, line: int) -> object:
         """One operand, PTX ISA chapter 6."""
@@ -391,6 +393,9 @@ def _scan(body: _Body, text: str, start: int, lines: list[int]) -> None:
                 body.module.end_line = line
                 return
             _block(body, char)
+        elif char == "." and (one := _REGISTER.match(text, position)):
+            body.declare(one[1], one[2], line)
+            position = one.end()
         elif char == "." and _LOC.match(text, position):
             end = text.find("\n", position)
             body.location(text[position:end], line)

@@ -215,6 +215,15 @@ def _reconvergence(items: list[Instruction], leaders: list[int]) -> dict[int, in
     return joins
 
 
+def _mask(item: Instruction, first_bit: dict[str, int]) -> int:
+    """The registers an instruction names."""
+    mask = 0
+    for arg in (*item.args, item.predicate):
+        for reg in (arg,) if type(arg) is Reg else registers(arg):
+            mask |= 1 << (first_bit[reg.bank] + reg.row)
+    return mask
+
+
 def decode(module: Module, rows: tuple[Row, ...]) -> Program:
     """Give every instruction its meaning.
 
@@ -241,10 +250,7 @@ def decode(module: Module, rows: tuple[Row, ...]) -> Program:
                 leaders |= {item.pc + 1, *_successors(item)}
             else:
                 _decode_row(item, by_family)
-        used = [reg for arg in item.args for reg in registers(arg)]
-        used += [item.predicate] if item.predicate else []
-        for reg in used:
-            item.mask |= 1 << (first_bit[reg.bank] + reg.row)
+        item.mask = _mask(item, first_bit)
     items.append(final)
     starts = sorted(leaders)
     joins = _reconvergence(items, starts)
