@@ -109,7 +109,7 @@ def _combine(operation: str, old: np.ndarray, new: np.ndarray, extra) -> np.ndar
     return np.where((old == 0) | (old > new), new, old - 1)
 
 
-def _apply(
+def apply(
     machine: Machine, atomic: Atomic, data: np.ndarray, offsets: np.ndarray, operands: list
 ) -> np.ndarray:
     """One element of every thread, one thread after the other; the old values."""
@@ -162,7 +162,7 @@ def run(machine: Machine, fiber: Fiber, item: Instruction):
         data, base = segment
         for index, parts in enumerate(operands):
             offsets = addresses[mask] - base + index * width
-            old[index, mask] = _apply(
+            old[index, mask] = apply(
                 machine, atomic, data, offsets, [part[mask] for part in parts]
             )
     for index, register in enumerate(atomic.results):

@@ -331,6 +331,22 @@ class Shadow:
             self._join(chunks)
             self._record_write(chunks, agent, time, False, pc)
 
+    def check_initialised(self, cells: np.ndarray, agent: int, pc: int) -> None:
+        """An agent that combines what is there with what it brings."""
+        bad = self.writer[cells] == self.clocks.nobody
+        if bad.any():
+            self._unordered(cells, bad, agent, pc, "read", "")
+
+    def check_unwritten(self, cells: np.ndarray, agent: int, time: int, pc: int) -> None:
+        """What an agent writes it has not written yet in this phase: nothing orders the two."""
+        bad = (self.writer[cells] == agent) & (self.time[cells] == time)
+        if bad.any():
+            self._unordered(cells, bad, agent, pc, "write", "")
+
+    def note_write(self, cells: np.ndarray, agent: int, time: int, pc: int) -> None:
+        """A write through the generic proxy, checked by the caller."""
+        self._record_write(cells, agent, time, False, pc)
+
     def generic_read(self, cells: np.ndarray, warps: np.ndarray, pc: int) -> None:
         """Threads of `warps` (one a cell) read cells."""
         know = self.clocks.know

@@ -12,6 +12,7 @@ from threadpoolctl import threadpool_limits
 from tilecat.addresses import AddressTable
 from tilecat.errors import MachineError
 from tilecat.sim import (
+    async_stores,
     atomics,
     barriers,
     bulk,
@@ -38,6 +39,7 @@ TABLE = (
     *mbarrier.TABLE, *barriers.TABLE, *bulk.TABLE, *bulk_stores.TABLE, *wgmma.TABLE,
     *memory.TABLE, *warp.TABLE, *atomics.TABLE, *cp_async.TABLE, *tensormap.TABLE,
     *mma_sync.TABLE, *local_memory.TABLE, *carry.TABLE, *variables.TABLE, *generic.TABLE,
+    *async_stores.TABLE,
 )  # fmt: skip
 _DEFAULT_LIMIT = 50_000_000
 _MAP_BYTES = 128
