@@ -28,6 +28,7 @@ from .language.barriers import (
     fence_async,
 )
 from .language.clusters import (
+    add_to_peer,
     cluster,
     cluster_arrive,
     cluster_id,
@@ -37,8 +38,11 @@ from .language.clusters import (
     copy_to_peer,
     grid_launch,
     grid_wait,
+    max_to_peer,
+    min_to_peer,
     num_clusters,
     peer,
+    store_to_peer,
 )
 from .language.complex import ComplexTile, complex_pairs, complex_tile
 from .language.control import one_thread, otherwise, when
@@ -151,6 +155,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ArchError",
+    "add_to_peer",
     "as_a",
     "atomic_add",
     "atomic_max",
@@ -235,6 +240,8 @@ __all__ = [
     "mask_cols",
     "mask_rows",
     "matmul",
+    "max_to_peer",
+    "min_to_peer",
     "mma_AB",
     "mma_ABt",
     "mma_AtB",
@@ -280,6 +287,7 @@ __all__ = [
     "store_bulk",
     "store_max_async",
     "store_min_async",
+    "store_to_peer",
     "store_wait",
     "sv",
     "swap_layout",

@@ -253,6 +253,11 @@ class PeerType:
     __repr__ = __str__
 
 
+def place_type(kind: object) -> object:
+    """The type of a shared tile or vector, of a peer's too."""
+    return kind.kind if isinstance(kind, PeerType) else kind
+
+
 @dataclass(frozen=True, repr=False)
 class BarrierType:
     """An array of mbarriers in shared memory."""

@@ -134,6 +134,29 @@ Y = np.zeros_like(X)
 example(X, Y, grid=2)
 """
 LINES = "\n        "
+COMBINE = """
+@tc.kernel
+def example(X: gl[s32, "M", 64], Y: gl[s32, 1, 64]):
+    rank = tc.cluster(2)
+    full = tc.barrier()
+    with tc.warpgroup():
+        total = tc.shared(sv[s32, 64])
+        x = tc.load(X[rank, 0], rv[s32, 64])
+        with tc.when(rank == 0):
+            tc.store(total, x)
+            full.expect(total)
+        tc.cluster_sync()
+        with tc.when(rank == 1):
+            tc.{how}_to_peer(tc.peer(total, 0), x, full)
+        with tc.when(rank == 0):
+            full.wait(0)
+            tc.store(Y[0, 0], tc.load(total))
+        tc.cluster_sync()
+
+X = np.arange(128, dtype=np.int32).reshape(2, 64)[:, ::-1].copy() % 50
+Y = np.zeros((1, 64), np.int32)
+example(X, Y, grid=2)
+"""
 CLUSTERS = Family(
     "clusters",
     "Clusters of CTAs, and kernels that depend on one another",
@@ -142,7 +165,8 @@ The CTAs of a cluster run at once and reach each other's shared memory. A kernel
 before it on the stream, and let those after it start early.
 """,
     ("cluster", "cluster_rank", "cluster_id", "num_clusters", "cluster_sync", "cluster_arrive",
-     "cluster_wait", "peer", "copy_to_peer", "grid_wait", "grid_launch"),
+     "cluster_wait", "peer", "copy_to_peer", "store_to_peer", "add_to_peer", "min_to_peer",
+     "max_to_peer", "grid_wait", "grid_launch"),
     (
         E("cluster cluster_sync peer", PAIR.format("# two CTAs", LINES.join([
             "tc.store(mine, tc.load(X[tc.cta_id(), 0], rt[f32, 64, 64]))", "tc.cluster_sync()",
@@ -155,6 +179,14 @@ before it on the stream, and let those after it start early.
             "tc.cluster_wait()", "tc.copy_to_peer(tc.peer(other, rank ^ 1), mine, full)",
             "full.wait(0)", "tc.store(Y[tc.cta_id(), 0], tc.load(other))"])),
           "np.array_equal(Y, np.roll(X, 64, 0))"),
+        E("store_to_peer", PAIR.format("full = tc.barrier()", LINES.join([
+            "full.expect(other)", "tc.cluster_sync()  # the other's barrier expects its bytes",
+            "x = tc.load(X[tc.cta_id(), 0], rt[f32, 64, 64])",
+            "tc.store_to_peer(tc.peer(other, rank ^ 1), x, full)",
+            "full.wait(0)", "tc.store(Y[tc.cta_id(), 0], tc.load(other))"])),
+          "np.array_equal(Y, np.roll(X, 64, 0))"),
+        *(E(f"{how}_to_peer", COMBINE.format(how=how), f"np.array_equal(Y[0], {function}(X, 0))")
+          for how, function in (("add", "np.sum"), ("min", "np.min"), ("max", "np.max"))),
         E("cluster_rank cluster_id num_clusters", """
 @tc.kernel
 def example(Y: gl[s32, 4, 3]):

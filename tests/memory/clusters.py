@@ -8,7 +8,7 @@ import numpy as np
 from memory_cases import MemoryCase, numbers, zeros
 
 import tilecat as tc
-from tilecat import f32, gl, rt, rv, st, sv
+from tilecat import f32, gl, rt, rv, s32, st, sv
 from tilecat.dtypes import by_name
 
 
@@ -54,7 +54,7 @@ def exchange(dtype: str, how: str) -> MemoryCase:
     def trades(X: gl[kind, "M", "N"], Y: gl[kind, "M", "N"]):
         rank = tc.cluster(2)
         other = rank ^ 1
-        full = tc.barrier() if how == "bulk" else None
+        full = tc.barrier() if how in ("bulk", "async") else None
         with tc.warpgroup():
             tile, landing = tc.shared(st[kind, 64, 64]), tc.shared(st[kind, 64, 64])
             mine = tc.load(X[tc.cta_id(), 0], rt[kind, 64, 64])
@@ -67,6 +67,11 @@ def exchange(dtype: str, how: str) -> MemoryCase:
                 tc.store(tile, mine)
                 tc.cluster_sync()
                 tc.store(Y[tc.cta_id(), 0], tc.load(tc.peer(tile, other)))
+            elif how == "async":
+                full.expect(landing)
+                tc.store_to_peer(tc.peer(landing, other), mine, full)
+                full.wait(0)
+                tc.store(Y[tc.cta_id(), 0], tc.load(landing))
             else:
                 tc.store(tile, mine)
                 full.expect(landing)
@@ -83,6 +88,84 @@ def exchange(dtype: str, how: str) -> MemoryCase:
         return {"Y": a["X"].reshape(2, 2, 64, 64)[:, ::-1].reshape(256, 64)}
 
     return MemoryCase(f"peer {how} {dtype}", tc.kernel(trades), arrays, expected, grid=4)
+
+
+def exchange_vectors(dtype: str, axis: str, how: str, length: int = 64) -> MemoryCase:
+    """Two CTAs exchange vectors; shared memory may hold halves of f32 registers."""
+    kind = by_name(dtype)
+    held = s32 if dtype == "s32" else f32
+
+    def trades(X: gl[kind, "B", "N"], Y: gl[held, "B", "N"]):
+        rank = tc.cluster(2)
+        other = rank ^ 1
+        full = tc.barrier() if how == "async" else None
+        with tc.warpgroup():
+            tile, landing = tc.shared(sv[kind, length]), tc.shared(sv[kind, length])
+            mine = tc.load(X[tc.cta_id(), 0], rv[held, length, axis])
+            tc.cluster_sync()
+            if how == "async":
+                full.expect(landing)
+                tc.store_to_peer(tc.peer(landing, other), mine, full)
+                full.wait(0)
+                got = tc.load(landing, rv[held, length, axis])
+            elif how == "store":
+                tc.store(tc.peer(landing, other), mine)
+                tc.cluster_sync()
+                got = tc.load(landing, rv[held, length, axis])
+            else:
+                tc.store(tile, mine)
+                tc.cluster_sync()
+                got = tc.load(tc.peer(tile, other), rv[held, length, axis])
+            tc.store(Y[tc.cta_id(), 0], got)
+            tc.cluster_sync()
+
+    def arrays() -> dict[str, Any]:
+        return {"X": numbers((4, length), dtype), "Y": zeros((4, length), held.name, 7)}
+
+    name = f"peer vector {how} {dtype} {axis} {length}"
+    return MemoryCase(name, tc.kernel(trades), arrays,
+                      lambda a: {"Y": a["X"][[1, 0, 3, 2]]}, grid=4)  # fmt: skip
+
+
+def combine(how: str, operation: str, dtype: str, axis: str = "") -> MemoryCase:
+    """CTA 0 of four combines what all have: tiles, or vectors along an axis."""
+    kind, vector = by_name(dtype), bool(axis)
+    function = getattr(tc, f"{operation}_to_peer" if how == "async" else f"atomic_{operation}")
+
+    def combines(X: gl[kind, "M", 64], Y: gl[kind, "P", 64]):
+        rank = tc.cluster(4)
+        full = tc.barrier() if how == "async" else None
+        with tc.warpgroup():
+            total = tc.shared(sv[kind, 64] if vector else st[kind, 64, 64])
+            here = rv[kind, 64, axis or "row"] if vector else rt[kind, 64, 64]
+            x = tc.load(X[tc.cta_id(), 0], here)
+            with tc.when(rank == 0):
+                tc.store(total, x)
+                if full is not None:
+                    full.expect(total, total, total)
+            tc.cluster_sync()
+            with tc.when(rank != 0):
+                function(tc.peer(total, 0), x, *([full] if full is not None else []))
+            if full is None:
+                tc.cluster_sync()
+            with tc.when(rank == 0):
+                if full is not None:
+                    full.wait(0)
+                tc.store(Y[tc.cta_id() >> 2, 0], tc.load(total, here) if vector else tc.load(total))
+            tc.cluster_sync()
+
+    rows = 1 if vector else 64
+
+    def arrays() -> dict[str, Any]:
+        return {"X": numbers((8 * rows, 64), dtype), "Y": zeros((2 * rows, 64), dtype, 7)}
+
+    def expected(a: dict[str, Any]) -> dict[str, Any]:
+        ufunc = {"add": np.add, "min": np.minimum, "max": np.maximum}[operation]
+        parts = a["X"].astype(np.float64).reshape(2, 4, rows, 64)
+        return {"Y": ufunc.reduce(parts, axis=1).reshape(2 * rows, 64)}
+
+    name = f"peer combine {how} {operation} {dtype} {axis or 'tile'}"
+    return MemoryCase(name, tc.kernel(combines), arrays, expected, grid=8)
 
 
 @tc.kernel
@@ -145,6 +228,15 @@ CASES = (
     *(multicast(d, n, p) for d in ("bf16", "f32", "u8") for n in (2, 4) for p in (False, True)),
     multicast("bf16", 2, True, runtime=True), multicast("f16", 8, True),
     *(exchange(d, how) for d in ("f32", "bf16") for how in ("store", "load", "bulk")),
-    exchange("s32", "store"),
+    exchange("s32", "store"), *(exchange(d, "async") for d in ("f32", "bf16", "s32", "u8")),
+    *(exchange_vectors("f32", axis, how) for axis in ("row", "col", "plain")
+      for how in ("store", "load", "async")),
+    exchange_vectors("f32", "plain", "async", 300), exchange_vectors("s32", "row", "async"),
+    exchange_vectors("bf16", "row", "store"), exchange_vectors("f16", "col", "load"),
+    *(combine("async", o, d) for o in ("add", "min", "max") for d in ("s32", "u32")),
+    *(combine("async", "add", "s32", axis) for axis in ("row", "col", "plain")),
+    *(combine("atomic", "add", d) for d in ("f32", "bf16", "s32")),
+    *(combine("atomic", "add", "f32", axis) for axis in ("row", "col")),
+    combine("atomic", "max", "s32"),
     arrives_afar(), barrier_in_halves(),
 )  # fmt: skip

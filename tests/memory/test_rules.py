@@ -91,7 +91,7 @@ RULES = (
          "A: an index vector holds s32, got rv[f32, 64]"),
     # TMA
     Rule(lambda k: tc.load_async(tile(), k.A[0, 0]), SyncError,
-         "load_async: a shared tile's load completes on an mbarrier, got None",
+         "load_async: its bytes complete on an mbarrier, got None",
          "full = tc.barrier() before tc.warpgroup, tc.load_async(tile, A[row, col], full)"),
     Rule(lambda k: tc.load_async(tile(), k.B[0, 0], k.b), LayoutError,
          "load_async: B holds bf16, got a tile st[f32, 64, 64]", "", full),
@@ -203,6 +203,24 @@ RULES = (
     Rule(lambda k: tc.copy_to_peer(tc.peer(tile(st[f32, 64, 32]), 1), tile(), k.b.full),
          LayoutError, "copy_to_peer: both sides have one type, got st[f32, 64, 32] of a peer and "
          "st[f32, 64, 64]", "", pair),
+    Rule(lambda k: tc.store_to_peer(tile(), tc.full(TILE, 0.0), k.b.full), LayoutError,
+         "store_to_peer: from registers to a peer's tile, got rt[f32, 64, 64] and "
+         "st[f32, 64, 64]", "tc.store_to_peer(tc.peer(tile, rank), x, barrier)", pair),
+    Rule(lambda k: tc.store_to_peer(tc.peer(tile(st[f32, 64, 32]), 1), tc.full(TILE, 0.0),
+                                    k.b.full), LayoutError,
+         "store_to_peer: shapes and dtypes must agree, got rt[f32, 64, 64] and "
+         "st[f32, 64, 32] of a peer", "convert first: tc.cast(x, dtype)", pair),
+    Rule(lambda k: tc.store_to_peer(tc.peer(tile(sv[bf16, 64]), 1), tc.full(rv[f32, 64], 0.0),
+                                    k.b.full), DTypeError,
+         "store_to_peer: dtypes must agree, got sv[bf16, 64] and rv[f32, 64]",
+         "f32 registers take f32, bf16 and f16; s32 take s32", pair),
+    Rule(lambda k: tc.add_to_peer(tc.peer(tile(), 1), tc.full(TILE, 0.0), k.b.full), DTypeError,
+         "add_to_peer: the hardware combines s32, u32, got rt[f32, 64, 64]",
+         "tc.atomic_add(tc.peer(tile, rank), x), and a barrier of the cluster", pair),
+    Rule(lambda k: tc.max_to_peer(tc.peer(tile(), 1), tc.full(TILE, 0.0), None), SyncError,
+         "max_to_peer: its bytes complete on an mbarrier, got None",
+         "full = tc.barrier() before tc.warpgroup, "
+         "tc.max_to_peer(tc.peer(tile, rank), x, full)", pair),
     # prints and assertions
     Rule(lambda k: tc.print("only text"), LayoutError,
          "print: shows run-time values, got 'only text' with none after it",

@@ -381,8 +381,12 @@ class Writer:
         form = self.checked.arch.mma_form(wanted.key)
         if form is None:
             raise ArchError(f"mma: {self.checked.arch.target} has no {wanted}", loc=op.loc)
-        self.version = max(self.version, form.version, key=_version)
+        self.need_version(form.version)
         return form
+
+    def need_version(self, version: str) -> None:
+        """The text declares at least this version of PTX."""
+        self.version = max(self.version, version, key=_version)
 
     def start_from(
         self, registers: tuple[str, ...], kind: str, accumulate: Value | bool

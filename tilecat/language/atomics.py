@@ -11,9 +11,9 @@ from ..errors import LayoutError
 from ..ops.atomics import AtomicGlobal, AtomicShared, AtomicVector
 from ..ops.sync import FenceAsync
 from ..ops.turns import Turn
-from ..tiles import RegTileType
+from ..tiles import RegTileType, SharedTileType, SharedVecType, place_type
 from .scalars import operand_of
-from .values import Registers, SharedTile, SharedVec
+from .values import Registers
 from .views import GlobalTile
 
 
@@ -22,7 +22,7 @@ def atomic_add(destination: Any, source: Any) -> None:
 
     Args:
         destination: a place in a tensor `A[row, col]` (or `A[rows, col]` with an s32 vector of
-            rows, which may repeat), a shared tile or a shared vector.
+            rows, which may repeat), a shared tile or vector, or one of a peer (`tc.peer`).
         source: a register tile or whole vector of its dtype: f32, s32, u32, f16, bf16.
 
     Elements outside a tensor are dropped. Scope: warpgroup, warp. PTX: `red`.
@@ -78,9 +78,10 @@ def _atomic(operation: str, destination: Any, source: Any) -> None:
     if not isinstance(source, Registers):
         raise LayoutError(f"{name}: adds registers, got {source!r}", hint="tc.load(tile)")
     value = source.value
-    if isinstance(destination, SharedTile):
+    kind = place_type(getattr(destination, "type", None))
+    if isinstance(kind, SharedTileType):
         add(AtomicShared(operation, destination.value, value))
-    elif isinstance(destination, SharedVec):
+    elif isinstance(kind, SharedVecType):
         add(AtomicVector(destination.value, operation, value))
     elif isinstance(destination, GlobalTile):
         kind = value.type

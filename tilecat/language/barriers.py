@@ -191,16 +191,16 @@ def barrier(arrivals: int = 1) -> Barrier:
     return barriers(1, arrivals)[0]
 
 
-def one_barrier(value: Any, name: str) -> Barrier:
-    """Checks that an argument is one mbarrier.
+def one_barrier(value: Any, name: str, example: str = "tile, A[row, col]") -> Barrier:
+    """Checks that an argument is one mbarrier; the example has the call's other arguments.
 
     Raises:
         SyncError: anything else.
     """
     if not isinstance(value, Barrier):
         raise SyncError(
-            f"{name}: a shared tile's load completes on an mbarrier, got {value!r}",
-            hint=f"full = tc.barrier() before tc.warpgroup, tc.{name}(tile, A[row, col], full)",
+            f"{name}: its bytes complete on an mbarrier, got {value!r}",
+            hint=f"full = tc.barrier() before tc.warpgroup, tc.{name}({example}, full)",
         )
     return value
 

@@ -17,11 +17,11 @@ from typing import Any
 from ..builder import add, current
 from ..errors import LayoutError, ResourceError, ScopeError
 from ..ir import Scope
-from ..ops.cluster import ClusterBarrier, CopyToPeer, GridDependency, PeerShared
+from ..ops.cluster import ClusterBarrier, CopyToPeer, GridDependency, PeerShared, SendToPeer
 from ..ops.scalar import SpecialRegister
 from .barriers import one_barrier, rank_of
 from .scalars import Scalar
-from .values import PeerTile, SharedTile, SharedVec
+from .values import PeerTile, Registers, SharedTile, SharedVec
 
 MAX_CLUSTER = 16  # CTAs; above 8 not portable (CUDA programming guide, thread block clusters)
 
@@ -104,8 +104,8 @@ def cluster_sync() -> None:
 def peer(tile: Any, rank: Any) -> PeerTile:
     """The same shared tile or vector in CTA `rank` of the cluster.
 
-    `tc.load`, `tc.store` and `tc.copy_to_peer` reach it. It must be there: `tc.cluster_sync`
-    before the first access, and before a CTA leaves. PTX: `mapa`.
+    `tc.load`, `tc.store`, `tc.atomic_add`, `tc.copy_to_peer` and `tc.store_to_peer` reach it. It
+    must be there: `tc.cluster_sync` before the first access, and before a CTA leaves. PTX: `mapa`.
 
     Scope: any.
     """
@@ -128,9 +128,67 @@ def copy_to_peer(destination: PeerTile, source: Any, barrier: Any) -> None:
             f"copy_to_peer: from a shared tile to a peer's, got {source!r} and {destination!r}",
             hint="tc.copy_to_peer(tc.peer(tile, rank), tile, barrier)",
         )
-    signal = one_barrier(barrier, "copy_to_peer")
+    signal = one_barrier(barrier, "copy_to_peer", "tc.peer(tile, rank), tile")
     add(CopyToPeer(
         destination.value, source.value, signal.op.result, signal.index, destination.rank
+    ))  # fmt: skip
+
+
+def store_to_peer(destination: PeerTile, source: Any, barrier: Any) -> None:
+    """Stores registers to a peer's shared tile or vector, asynchronously.
+
+    The bytes complete on the peer's own mbarrier of that name, which expects and waits for them:
+    neither side waits for a barrier of the cluster. What the peer then reads by TMA or mma needs
+    a fence first (`tc.sync`).
+
+    Args:
+        destination: `tc.peer(tile, rank)`.
+        source: a register tile, or a whole vector, of its shape and dtype.
+        barrier: the mbarrier.
+
+    Scope: warpgroup, warp. PTX: `st.async` (ISA 9.7.9.12).
+    """
+    _send("store", destination, source, barrier)
+
+
+def add_to_peer(destination: PeerTile, source: Any, barrier: Any) -> None:
+    """`destination += source` in a peer's shared memory, atomic for each element; asynchronous.
+
+    For s32 and u32, as the hardware has it; in no fixed order. Else as `store_to_peer`: several
+    CTAs may add to one place in one phase, which expects the bytes of all
+    (`full.expect(tile, tile)` of two).
+
+    Scope: warpgroup, warp. PTX: `red.async.add` (ISA 9.7.13.7).
+    """
+    _send("add", destination, source, barrier)
+
+
+def min_to_peer(destination: PeerTile, source: Any, barrier: Any) -> None:
+    """`destination = min(destination, source)`; as `add_to_peer`.
+
+    Scope: warpgroup, warp. PTX: `red.async.min`.
+    """
+    _send("min", destination, source, barrier)
+
+
+def max_to_peer(destination: PeerTile, source: Any, barrier: Any) -> None:
+    """`destination = max(destination, source)`; as `add_to_peer`.
+
+    Scope: warpgroup, warp. PTX: `red.async.max`.
+    """
+    _send("max", destination, source, barrier)
+
+
+def _send(how: str, destination: Any, source: Any, barrier: Any) -> None:
+    name = f"{how}_to_peer"
+    if not isinstance(destination, PeerTile) or not isinstance(source, Registers):
+        raise LayoutError(
+            f"{name}: from registers to a peer's tile, got {source!r} and {destination!r}",
+            hint=f"tc.{name}(tc.peer(tile, rank), x, barrier)",
+        )
+    signal = one_barrier(barrier, name, "tc.peer(tile, rank), x")
+    add(SendToPeer(
+        destination.value, source.value, signal.op.result, signal.index, destination.rank, how
     ))  # fmt: skip
 
 

@@ -89,11 +89,14 @@ def load(
     if isinstance(source, PeerTile):
         return _load_peer(source, kind, order)
     if isinstance(source, SharedVec):
-        if kind is None:
-            dtype = source.type.dtype
-            kind = RegVecType(f32 if dtype.bits < 32 else dtype, source.type.length)
-        return wrap(add(LoadVector(source.value, held_by_scope(kind, "load"))).result)
+        return _load_vector(source.value, source.type, kind)
     return wrap(add(LoadShared(tile_of(source, "load"), order)).result)
+
+
+def _load_vector(source: Value, held: SharedVecType, kind: Any) -> Any:
+    if kind is None:
+        kind = RegVecType(f32 if held.dtype.bits < 32 else held.dtype, held.length)
+    return wrap(add(LoadVector(source, held_by_scope(kind, "load"))).result)
 
 
 def _load_global(source: GlobalTile, kind: Any, fill: float) -> Any:
@@ -116,8 +119,10 @@ def _load_global(source: GlobalTile, kind: Any, fill: float) -> Any:
     return wrap(add(op).result)
 
 
-def _load_peer(source: PeerTile, kind: Any, order: str) -> RegTile:
+def _load_peer(source: PeerTile, kind: Any, order: str) -> Any:
     tile = source.type.kind
+    if isinstance(tile, SharedVecType):
+        return _load_vector(source.value, tile, kind)
     if kind is None and isinstance(tile, SharedTileType):
         kind = RegTileType(tile.dtype, tile.rows, tile.cols, 4, order)
     if not isinstance(kind, RegTileType):
@@ -141,10 +146,9 @@ def store(destination: Any, source: Any) -> None:
     """
     if isinstance(destination, GlobalTile):
         _store_global(destination, source)
-    elif isinstance(destination, PeerTile):
-        value = _register_tile(source, "store")
-        add(StorePeer(destination.value, value))
-    elif isinstance(destination, SharedVec):
+    elif isinstance(destination, PeerTile) and isinstance(destination.type.kind, SharedTileType):
+        add(StorePeer(destination.value, _register_tile(source, "store")))
+    elif isinstance(destination, SharedVec | PeerTile):
         if not isinstance(source, RegVec):
             raise LayoutError(f"store: a shared vector takes a register vector, got {source!r}")
         add(StoreVector(destination.value, source.value))

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from ..ir import Op
 from .atomics import AtomicGlobal, AtomicShared, AtomicVector
-from .cluster import ClusterBarrier, CopyToPeer, GridDependency, LoadPeer, PeerShared, StorePeer
+from .cluster import (
+    ClusterBarrier,
+    CopyToPeer,
+    GridDependency,
+    LoadPeer,
+    PeerShared,
+    SendToPeer,
+    StorePeer,
+)
 from .conditions import CompareElements, Indices, SelectElements
 from .control import Elected, OneThread, Range, RoleSection, When
 from .convert import Cast
@@ -63,7 +71,7 @@ ALL_OPS: tuple[type[Op], ...] = (
     AllocBarriers, InitBarriers, Arrive, ArriveExpect, WaitBarrier, TestBarrier, NamedBarrier,
     FenceAsync, Fence, WarpSync, ClusterBarrier, GridDependency,
     AllocShared, AllocScratch, ViewShared, StoreShared, LoadShared,
-    LoadVector, StoreVector, PeerShared, CopyToPeer, StorePeer, LoadPeer,
+    LoadVector, StoreVector, PeerShared, CopyToPeer, SendToPeer, StorePeer, LoadPeer,
     LoadGlobal, StoreGlobal, LoadScalar, StoreScalar,
     TmaLoad, TmaStore, TmaPrefetch, BulkWait, BulkLoad, BulkStore,
     CopyByThreads, CopyAsync, CopyGroup, CopyArrive, AtomicGlobal, AtomicShared, AtomicVector,

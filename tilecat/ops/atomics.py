@@ -9,7 +9,7 @@ from ..errors import DTypeError, LayoutError
 from ..ir import TILE_SCOPES, Access, Effect, Op, Scope, TensorArg, Value, attribute, operand
 from ..layouts import AccessPlan, plan_access
 from ..ptx import transfers
-from ..tiles import RegTileType, RegVecType, SharedTileType, TileType
+from ..tiles import PeerType, RegTileType, RegVecType, SharedTileType, TileType, place_type
 from .global_memory import GlobalAccess, check_place, split
 from .memory import registers_of_access
 from .places import held, owner
@@ -32,6 +32,11 @@ def check_dtype(operation: str, kind: RegTileType | RegVecType) -> None:
     if kind.dtype.name not in ATOMICS[operation]:
         known = ", ".join(ATOMICS[operation])
         raise DTypeError(f"atomic_{operation}: combines {known}, got {kind}")
+
+
+def shared_space(place: Value) -> str:
+    """State space of a shared tile or vector, of a peer's too."""
+    return "shared::cluster" if isinstance(place.type, PeerType) else "shared"
 
 
 @dataclass(eq=False)
@@ -102,7 +107,8 @@ class AtomicShared(Op):
 
     def infer(self) -> tuple[TileType, ...]:
         """Nothing; shapes and dtypes must agree."""
-        source, target, name = self.register.type, self.shared.type, f"atomic_{self.operation}"
+        source, name = self.register.type, f"atomic_{self.operation}"
+        target = place_type(self.shared.type)
         if not isinstance(source, RegTileType) or not isinstance(target, SharedTileType):
             raise LayoutError(
                 f"{name}: a register tile into a shared tile, got {source} and {target}"
@@ -119,7 +125,7 @@ class AtomicShared(Op):
 
     def plan(self) -> AccessPlan:
         """Its lane addresses."""
-        source, target = self.register.type, self.shared.type
+        source, target = self.register.type, place_type(self.shared.type)
         assert isinstance(source, RegTileType) and isinstance(target, SharedTileType), "checked"
         return plan_access(source.layout, target.layout, matrices=False)
 
@@ -129,17 +135,17 @@ class AtomicShared(Op):
         return (*reads, Effect(Access.WRITE, self.shared))
 
     def emit(self, w: Any) -> None:
-        """One `red.shared` a register."""
+        """One `red.shared` (of a peer `red.shared::cluster`) a register."""
         kind, plan = self.register.type, self.plan()
         assert isinstance(kind, RegTileType), "checked in infer"
         suffix = ATOMICS[self.operation][kind.dtype.name] + ("x2" if kind.dtype.bits == 16 else "")
-        addresses = w.access_addresses(self.shared, plan)
+        addresses, space = w.access_addresses(self.shared, plan), shared_space(self.shared)
         for access, address in zip(plan.accesses, addresses, strict=True):
             parts = registers_of_access(w.regs(self.register), kind, access, plan)
             base, _, offset = address.partition("+")
             for index, part in enumerate(parts):
                 place = f"{base}+{int(offset or 0) + 4 * index}"
-                w.line(transfers.reduce_memory("shared", self.operation, suffix, place, part))
+                w.line(transfers.reduce_memory(space, self.operation, suffix, place, part))
 
 
 @dataclass(eq=False)
@@ -167,9 +173,7 @@ class AtomicVector(VectorMove):
         kind = self.vector.type
         assert isinstance(kind, RegVecType), "checked in infer"
         suffix, mine = ATOMICS[self.operation][kind.dtype.name], owner(w, kind)
-        places = self.addresses(w, kind)
+        places, space = self.addresses(w, kind), shared_space(self.shared)
         for index, (register, place) in enumerate(zip(w.regs(self.vector), places, strict=True)):
-            text = transfers.reduce_memory("shared", self.operation, suffix, place, register)
+            text = transfers.reduce_memory(space, self.operation, suffix, place, register)
             w.line(text, pred=w.both(mine, held(w, kind, index)))
-
-

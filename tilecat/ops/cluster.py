@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ..errors import LayoutError
+from ..errors import DTypeError, LayoutError
 from ..ir import TILE_SCOPES, Access, Effect, Op, Scope, Value, attribute, operand
 from ..layouts import AccessPlan, plan_access
 from ..ptx import transfers
-from ..tiles import PeerType, RegTileType, SharedTileType, SharedVecType, TileType
+from ..tiles import PeerType, RegTileType, RegVecType, SharedTileType, SharedVecType, TileType
 from .memory import plain_access, registers_of_access
+from .places import held, owner
 from .scalar import Operand
+from .shared_vectors import VectorMove
 from .sync import peer_address
 
 _ALL = (Scope.CTA, Scope.WARPGROUP, Scope.WARP)
@@ -108,6 +111,90 @@ class CopyToPeer(Op):
         target, source = w.text(w.address(self.peer)), w.text(w.address(self.tile))
         text = transfers.bulk_push(target, source, kind.layout.num_bytes, barrier)
         w.line(text, pred=w.elected(self.scope))
+
+
+ASYNC_VERSION = "8.1"  # of PTX, the first with st.async and red.async (ISA, release notes)
+# operation -> dtypes that `red.async` combines (PTX ISA 9.7.13.7)
+PEER_REDUCED = {"add": ("s32", "u32"), "min": ("s32", "u32"), "max": ("s32", "u32")}
+
+
+@dataclass(eq=False)
+class SendToPeer(VectorMove):
+    """Registers to a peer's tile or vector, or combined with it, in their own time.
+
+    The bytes complete on a peer's mbarrier.
+
+    Args:
+        shared: the peer's tile or vector.
+        register: a register tile, or a whole vector, of its shape and dtype.
+        barriers: mbarriers; the peer's own of them counts the bytes.
+        index: which of them.
+        rank: the peer.
+        how: "store", or a row of PEER_REDUCED.
+    """
+
+    verb: ClassVar[str] = "{how}_to_peer"
+    register: Value = operand()
+    barriers: Value = operand()
+    index: Operand = operand()
+    rank: Operand = operand()
+    how: str = attribute(default="store")
+
+    def infer(self) -> tuple[TileType, ...]:
+        """Nothing; shapes and dtypes must agree, and elements fill 32-bit registers."""
+        kind, peer, name = self.register.type, self.shared.type, f"{self.how}_to_peer"
+        assert isinstance(peer, PeerType), "checked by the caller"
+        if isinstance(peer.kind, SharedVecType):
+            self.check(kind, exact=True)
+        elif isinstance(kind, RegTileType):
+            _plan(name, kind, peer)
+        else:
+            raise LayoutError(f"{name}: a peer's tile takes a register tile, got {kind}")
+        known = PEER_REDUCED.get(self.how)
+        if known and peer.dtype.name not in known:
+            raise DTypeError(
+                f"{name}: the hardware combines {', '.join(known)}, got {kind}",
+                hint=f"tc.atomic_{self.how}(tc.peer(tile, rank), x), and a barrier of the cluster",
+            )
+        return ()
+
+    def effects(self) -> tuple[Effect, ...]:
+        """Reads the registers."""
+        return (Effect(Access.READ, self.register),)
+
+    def emit(self, w: Any) -> None:
+        """`st.async`, or one `red.async` a register."""
+        kind = self.register.type
+        assert isinstance(kind, RegTileType | RegVecType), "checked in infer"
+        w.need_version(ASYNC_VERSION)
+        barrier = peer_address(w, w.barrier(self.barriers, self.index), self.rank)
+        if isinstance(kind, RegTileType):
+            for suffix, address, data in self._tile_parts(w, kind):
+                w.line(self._text(suffix, address, data, barrier))
+            return
+        mine = owner(w, kind)
+        places = zip(w.regs(self.register), self.addresses(w, kind), strict=True)
+        for index, (register, address) in enumerate(places):
+            text = self._text(kind.dtype.name, address, register, barrier)
+            w.line(text, pred=w.both(mine, held(w, kind, index)))
+
+    def _tile_parts(self, w: Any, kind: RegTileType) -> Iterator[tuple[str, str, str]]:
+        assert isinstance(self.shared.type, PeerType), "checked in infer"
+        plan = _plan(self.how, kind, self.shared.type)
+        addresses = w.access_addresses(self.shared, plan)
+        for access, address in zip(plan.accesses, addresses, strict=True):
+            part = registers_of_access(w.regs(self.register), kind, access, plan)
+            if self.how == "store":
+                yield plain_access(kind, address, part)
+                continue
+            base, _, offset = address.partition("+")
+            for number, register in enumerate(part):
+                yield kind.dtype.name, f"{base}+{int(offset or 0) + 4 * number}", register
+
+    def _text(self, suffix: str, address: str, data: str, barrier: str) -> str:
+        if self.how == "store":
+            return transfers.st_async(suffix, address, data, barrier)
+        return transfers.red_async(self.how, suffix, address, data, barrier)
 
 
 def _plan(name: str, register: RegTileType, peer: PeerType) -> AccessPlan:

@@ -23,7 +23,8 @@ from ..ir import (
 from ..layouts import bank_conflicts
 from ..layouts.banks import WARP
 from ..ptx import instructions as ptx
-from ..tiles import RegVecType, SharedVecType, TileType
+from ..ptx import transfers
+from ..tiles import PeerType, RegVecType, SharedVecType, TileType, place_type
 from .global_memory import memory_kind
 from .places import fits_vector, held, lane_start, narrow, owner, widen
 
@@ -42,12 +43,12 @@ class VectorMove(Op):
             LayoutError: not two vectors, or lengths that differ.
             DTypeError: dtypes that differ.
         """
-        mine = self.shared.type
+        mine = place_type(self.shared.type)
         whole = isinstance(kind, RegVecType) and not kind.partial
         if not isinstance(mine, SharedVecType) or not whole or kind.length != mine.length:  # type: ignore[union-attr]
             raise LayoutError(
                 f"{self.label}: a shared vector and a whole register vector of its length, "
-                f"got {mine} and {kind}"
+                f"got {self.shared.type} and {kind}"
             )
         same = mine.dtype == kind.dtype  # type: ignore[union-attr]
         if not same and (exact or not fits_vector(kind, mine.dtype)):
@@ -67,8 +68,14 @@ class VectorMove(Op):
     @property
     def dtype(self) -> DType:
         """Element type in shared memory."""
-        assert isinstance(self.shared.type, SharedVecType), "checked in infer"
-        return self.shared.type.dtype
+        kind = place_type(self.shared.type)
+        assert isinstance(kind, SharedVecType), "checked in infer"
+        return kind.dtype
+
+    @property
+    def away(self) -> bool:
+        """Whether the vector is a peer's."""
+        return isinstance(self.shared.type, PeerType)
 
     def requests_of(self, instruction: str, kind: RegVecType) -> tuple[SharedRequest, ...]:
         """One request a value: the warp's with the most wavefronts."""
@@ -91,7 +98,7 @@ class LoadVector(VectorMove):
     @property
     def requests(self) -> tuple[SharedRequest, ...]:
         """Its loads, with their bank conflicts."""
-        return self.requests_of("ld.shared", self.kind)
+        return self.requests_of("ld.shared" + "::cluster" * self.away, self.kind)
 
     def infer(self) -> tuple[TileType, ...]:
         """The type given."""
@@ -103,16 +110,17 @@ class LoadVector(VectorMove):
         return (Effect(Access.READ, self.shared), Effect(Access.WRITE, self.result))
 
     def emit(self, w: Any) -> None:
-        """`ld.shared`, one a value."""
+        """`ld.shared` (of a peer `ld.shared::cluster`), one a value."""
         places, suffix = self.addresses(w, self.kind), memory_kind(self.dtype)
+        load = transfers.ld_cluster if self.away else ptx.ld_shared
         for index, (register, place) in enumerate(zip(w.regs(self.result), places, strict=True)):
             there = held(w, self.kind, index)
             if self.dtype == self.kind.dtype:
-                w.line(ptx.ld_shared(suffix, register, place), pred=there)
+                w.line(load(suffix, register, place), pred=there)
                 continue
             half = w.new("b16", "half")
             w.line(ptx.alu("mov.b16", half, 0))
-            w.line(ptx.ld_shared("b16", half, place), pred=there)
+            w.line(load("b16", half, place), pred=there)
             widen(w, register, half, self.dtype)
 
 
@@ -127,7 +135,7 @@ class StoreVector(VectorMove):
     def requests(self) -> tuple[SharedRequest, ...]:
         """Its stores, with their bank conflicts."""
         assert isinstance(self.vector.type, RegVecType), "checked in infer"
-        return self.requests_of("st.shared", self.vector.type)
+        return self.requests_of("st.shared" + "::cluster" * self.away, self.vector.type)
 
     def infer(self) -> tuple[TileType, ...]:
         """Nothing; lengths and dtypes must agree."""
@@ -139,13 +147,14 @@ class StoreVector(VectorMove):
         return (Effect(Access.READ, self.vector), Effect(Access.WRITE, self.shared))
 
     def emit(self, w: Any) -> None:
-        """`st.shared`, one a value."""
+        """`st.shared` (to a peer `st.shared::cluster`), one a value."""
         kind = self.vector.type
         assert isinstance(kind, RegVecType), "checked in infer"
         suffix, mine = memory_kind(self.dtype), owner(w, kind)
+        store = transfers.st_cluster if self.away else ptx.st_shared
         places = self.addresses(w, kind)
         for index, (register, place) in enumerate(zip(w.regs(self.vector), places, strict=True)):
             there = w.both(mine, held(w, kind, index))
             if self.dtype != kind.dtype:
                 register = narrow(w, register, self.dtype)
-            w.line(ptx.st_shared(suffix, place, register), pred=there)
+            w.line(store(suffix, place, register), pred=there)

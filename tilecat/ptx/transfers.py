@@ -154,6 +154,19 @@ def st_cluster(kind: str, address: str, src: str) -> str:
     return f"st.shared::cluster.{kind} [{address}], {src};"
 
 
+def st_async(kind: str, address: str, src: str, barrier: str) -> str:
+    """Store to shared memory of a CTA of the cluster, in its own time (9.7.9.12)."""
+    return f"st.async.shared::cluster{_TX}.{kind} [{address}], {src}, [{barrier}];"
+
+
+def red_async(operation: str, kind: str, address: str, src: str, barrier: str) -> str:
+    """Atomic update of shared memory of a CTA of the cluster, in its own time (9.7.13.7)."""
+    return (
+        f"red.async.relaxed.cluster.shared::cluster{_TX}.{operation}.{kind} "
+        f"[{address}], {src}, [{barrier}];"
+    )
+
+
 def ld_acquire(kind: str, dst: str, address: str) -> str:
     """Load from global memory that other CTAs' releases order (9.7.9.8)."""
     return f"ld.acquire.gpu.global.{kind} {dst}, [{address}];"
