@@ -51,11 +51,11 @@ def test_tile_m_is_a_multiple_of_64(tile_m: int):
     )
 
 
-def test_tile_m_of_four_consumers_is_too_much():
+def test_tile_m_of_eight_consumers_is_too_much():
     fails(
-        lambda: matmul.compile(tile_m=256),
+        lambda: matmul.compile(tile_m=512),
         ResourceError,
-        "lcf: consumers is a compile-time int from 1 to 3, got consumers=4",
+        "lcf: consumers is a compile-time int from 1 to 7, got consumers=8",
         at="tc.lcf(",
     )
 

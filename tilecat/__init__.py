@@ -144,7 +144,7 @@ from .language.vectors import (
     to_row_vector,
 )
 from .pipeline.scheduler import Schedule, grouped, row_major, sequence_first
-from .pipeline.templates import lcf
+from .pipeline.templates import lcf, lcsf, roles
 from .tiles import gl, inout, rt, rv, st, sv
 
 # isort: split
@@ -227,6 +227,7 @@ __all__ = [
     "LayoutError",
     "layouts",
     "lcf",
+    "lcsf",
     "left_fill",
     "load",
     "load_async",
@@ -262,6 +263,7 @@ __all__ = [
     "reduce_vector",
     "regroup",
     "require",
+    "roles",
     "ResourceError",
     "right_fill",
     "row_absmax",

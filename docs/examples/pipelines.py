@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from tilecat.pipeline.output import Output
-from tilecat.pipeline.ring import Scratch, Slots
-from tilecat.pipeline.templates import Lcf
+from tilecat.pipeline.role import Role
+from tilecat.pipeline.scratch import Scratch
+from tilecat.pipeline.slots import Slots
+from tilecat.pipeline.templates import Lcf, Lcsf, Roles
 
 from .frame import Family
 from .maps import FRAME, E
@@ -87,6 +89,86 @@ x = np.ones((2, 3, 70, 64), np.float32)
 y = np.zeros_like(x)
 scaled(x, y, grid=2)
 """
+STREAM = """
+@tc.kernel
+def scaled_rows(X: gl[bf16, "M", 64], W: gl[bf16, 64, 64], Y: gl[bf16, "M", 64],
+                Z: gl[bf16, 64, 64]):
+    pipe = tc.lcsf(consumers=1, stages=2, steps=tc.cdiv(X.rows, 64), tasks=tc.row_major(1, 1))
+    x, w = pipe.input(st[bf16, 64, 64]), pipe.input(st[bf16, 64, 64])
+    y, z = pipe.output(st[bf16, 64, 64]), pipe.output(st[bf16, 64, 64], stages=1)
+    acc, total = tc.empty(rt[f32, 64, 64]), pipe.accumulator(f32, 64, 64)
+
+    @pipe.load
+    def _(task, i):
+        tc.load_async(x, X[i, 0])
+        tc.load_async(w, W[0, 0])
+
+    @pipe.compute
+    def _(task, i):                                  # a step's result goes on to y
+        tc.mma_AB(acc, x, w, accumulate=False)
+        tc.mma_AtB(total, x, x)
+        tc.mma_wait()
+        tc.store(y, tc.cast(acc, bf16))
+
+    @pipe.store
+    def _(task, i):
+        tc.store_async(Y[i, 0], y)
+
+    @pipe.finish
+    def _(task):                                     # a task's result goes on to z
+        tc.store(z, tc.cast(total, bf16))
+
+    @pipe.finish_store
+    def _(task):
+        tc.store_async(Z[0, 0], z)
+
+x = (np.arange(128 * 64).reshape(128, 64) % 5).astype(bf16.numpy)
+w = np.eye(64).astype(bf16.numpy)
+y, z = np.zeros_like(x), np.zeros_like(w)
+scaled_rows(x, w, y, z, grid=1)
+"""
+STREAM_CHECK = (
+    "np.array_equal(x, y) and np.allclose(z.astype(float), x.T.astype(float) @ x, rtol=2**-8)"
+)
+TWO_ROLES = """
+@tc.kernel
+def linear_attention(Q: gl[bf16, "N", 64], K: gl[bf16, "N", 64], V: gl[bf16, "N", 64],
+                     O: gl[bf16, "N", 64]):
+    pipe = tc.roles(stages=2, tasks=tc.row_major(1, 1), steps=tc.cdiv(Q.rows, 64))
+    score = pipe.role("score", registers=120)        # P = Q K^T, for the other role
+    mix = pipe.role("mix")                           # O = P V
+    q, k, v = (pipe.input(st[bf16, 64, 64]) for _ in range(3))
+    p = pipe.ring(st[bf16, 64, 64], writer=score)
+    o = pipe.ring(st[bf16, 64, 64], writer=mix)
+    s, acc = tc.empty(rt[f32, 64, 64]), tc.empty(rt[f32, 64, 64])
+
+    @pipe.load
+    def _(task, i):
+        for tile, tensor in ((q, Q), (k, K), (v, V)):
+            tc.load_async(tile, tensor[i, 0])
+
+    @score.compute
+    def _(task, i):
+        tc.mma_ABt(s, q, k, accumulate=False)
+        tc.mma_wait()
+        tc.store(p, tc.cast(s, bf16))
+
+    @mix.compute
+    def _(task, i):
+        tc.mma_AB(acc, p, v, accumulate=False)
+        tc.mma_wait()
+        tc.store(o, tc.cast(acc, bf16))
+
+    @pipe.store
+    def _(task, i):
+        tc.store_async(O[i, 0], o)
+
+q = (np.arange(128 * 64).reshape(128, 64) % 3 == 0).astype(bf16.numpy)
+o = np.zeros_like(q)
+linear_attention(q, q, q, o, grid=1)
+"""
+TWO_ROLES_CHECK = "all(np.allclose(o[r].astype(float), q[r] @ q[r].T.astype(float) @ q[r], " \
+    "rtol=2**-7) for r in (slice(0, 64), slice(64, 128)))"
 PIPELINES = Family(
     "pipelines",
     "Pipelines and orders of tasks",
@@ -98,7 +180,9 @@ schedule gives.
     ("lcf", "pipe", "pipe.input", "pipe.scratch", "pipe.output", "pipe.accumulator",
      "pipe.consumer", "pipe.begin", "pipe.load", "pipe.compute", "pipe.consume", "pipe.finish",
      "pipe.turn", "input", "input.wait", "input.release", "scratch", "scratch.wait",
-     "scratch.release", "output", "output.store", "Schedule", "row_major", "grouped",
+     "scratch.release", "output", "output.store", "lcsf", "stream", "stream.output",
+     "stream.store", "stream.finish_store", "roles", "parts", "parts.role", "parts.ring", "role",
+     "role.compute", "Schedule", "row_major", "grouped",
      "sequence_first"),
     (
         E("lcf pipe pipe.input pipe.output pipe.accumulator pipe.load pipe.compute pipe.finish "
@@ -110,10 +194,14 @@ schedule gives.
         E("grouped",
           GEMM.format(tasks="tc.grouped(tc.cdiv(A.rows, 64), tc.cdiv(B.cols, 64), rows=2)"),
           GEMM_CHECK),
+        E("lcsf stream stream.output stream.store stream.finish_store", STREAM, STREAM_CHECK),
+        E("roles parts parts.role parts.ring role role.compute", TWO_ROLES, TWO_ROLES_CHECK),
         E("sequence_first", ATTENTION_TASKS, "(y == 2).all()"),
     ),
-    objects={"pipe": Lcf, "input": Slots, "scratch": Scratch, "output": Output},
+    objects={"pipe": Lcf, "input": Slots, "scratch": Scratch, "output": Output, "stream": Lcsf,
+             "parts": Roles, "role": Role},
     notes={"pipe": Lcf.__doc__ or "", "input": Slots.__doc__ or "",
+           "stream": Lcsf.__doc__ or "", "parts": Roles.__doc__ or "", "role": Role.__doc__ or "",
            "scratch": Scratch.__doc__ or "", "output": Output.__doc__ or ""},
 )  # fmt: skip
 

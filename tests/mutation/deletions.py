@@ -36,7 +36,7 @@ _FAMILIES = {
 _WORDS = re.compile(r"(^|_)(sync|arrive|wait|commit|fence|acquire|release)(_|$)")
 _INSTRUCTION = re.compile(r"^\s*(?:@!?%\w+\s+)?([a-z][\w.:]*)")
 _LOOP_BRANCH = re.compile(r"^\s*@!%\w+ bra \$\w+;$")
-_ROLE = re.compile(r"^\s*// ---- (producer|consumer):")
+_ROLE = re.compile(r"^\s*// ---- (\w+):")
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def unlisted(text: str) -> list[str]:
 
 
 def roles(lines: list[str]) -> list[str]:
-    """The role that executes each line: all (the common start), producer or consumer."""
+    """The role that executes each line: all (the common start), producer, consumer, ..."""
     role, found = "all", []
     for line in lines:
         mark = _ROLE.match(line)

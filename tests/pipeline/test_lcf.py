@@ -374,7 +374,7 @@ def test_output_stores_a_tile_of_its_shape(finish, message: str):
     ("options", "kind", "message"),
     [
         ({"consumers": 0}, ResourceError,
-         "lcf: consumers is a compile-time int from 1 to 3, got consumers=0"),
+         "lcf: consumers is a compile-time int from 1 to 7, got consumers=0"),
         ({"stages": 9}, ResourceError,
          "lcf: stages is a compile-time int from 1 to 8, got stages=9"),
         ({"tasks": 3}, ScopeError, "lcf: tasks is an order of tasks, got tasks=3 (int)"),

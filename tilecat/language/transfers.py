@@ -254,6 +254,9 @@ def store_max_async(destination: GlobalTile, source: Any, *, cache: str = "") ->
 
 def _store_async(name: str, destination: Any, source: Any, reduce: str, cache: str) -> None:
     place = _place(destination, name, f"tc.{name}(C[row, col], tile)")
+    if hasattr(source, "store_to"):
+        source.store_to(place, reduce, _check_cache(name, cache))
+        return
     tile = _shared_place(source, name)
     regions = _regions(tile, place, name)
     for number, region in enumerate(regions):

@@ -33,9 +33,10 @@ class Output:
         kind: a consumer's whole output tile.
         consumers: how many consumers.
         name: for reports.
+        first: number of the first consumer's warpgroup in the CTA.
     """
 
-    def __init__(self, kind: SharedTileType, consumers: int, name: str):
+    def __init__(self, kind: SharedTileType, consumers: int, name: str, first: int = 0):
         if kind.rows != 64 or kind.order != "row":
             raise LayoutError(f"output: a consumer's tile has 64 rows, row order, got {kind}")
         self.kind = kind
@@ -46,6 +47,7 @@ class Output:
         self.buffers = min(BUFFERS, self.num_panels)
         self.alloc = AllocShared(self.panel, name, consumers * self.buffers)
         add(self.alloc)
+        self.first = first
         self.consumer: Any = None
 
     def grow(self, free_bytes: int) -> int:
@@ -87,7 +89,7 @@ class Output:
         """Between two barriers: into shared memory; after the second: on to global memory."""
         cols, along = self.panel.cols, region.axes[-1]
         by_tma = region.tma_stores and region.order == "row"
-        number = operand_of(named(binary("add", self.consumer, 1), "barrier"))
+        number = operand_of(named(binary("add", self.consumer, self.first + 1), "barrier"))
         views = [self._buffer(index) for index in panels]
         if by_tma:
             add(BulkWait(self._pending(panels[0])))

@@ -1,13 +1,16 @@
-"""Rings of stages in shared memory, between a producer and its consumers.
+"""Rings of stages in shared memory, between those who fill them and those who use them.
 
 A ring of depth D has D copies of its tiles and, a stage, two mbarriers: `full`, completed by the
-bytes of the stage's loads, and `empty`, completed by one arrival of each consumer. The producer
-waits on empty, announces the bytes, loads; a consumer waits on full, computes, arrives on empty.
-Each side counts its own stage and phase. Who waits first on `empty` finds it complete: the
-producer starts at parity 1.
+bytes of the stage's loads, and `empty`, completed by one arrival of each reading warpgroup. The
+producer waits on empty, announces the bytes, loads; a consumer waits on full, computes, arrives on
+empty. Each side counts its own stage and phase. Who waits first on `empty` finds it complete: who
+fills starts at parity 1.
 
     producer   wait empty[0] load 0 | wait empty[1] load 1 | wait empty[0] ...
     consumer           wait full[0] mma 0, arrive empty[0] | wait full[1] ...
+
+A ring may also be filled by the threads of a role, for another role or for the thread that stores:
+then every writing thread fences its writes for the async proxy and arrives on `full`.
 
 In a cluster, a tile that all its CTAs need is loaded in shares: each CTA's producer loads one for
 all of them, and each CTA's `full` counts the bytes of all shares. A stage is then empty when the
@@ -16,132 +19,143 @@ consumers of every CTA have read it: they arrive on the `empty` of each.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..builder import add, current
-from ..errors import LayoutError, ScopeError, SyncError
-from ..ir import Scope
+from ..errors import Loc, ScopeError, SyncError
+from ..ir import Access, Block, Op, Scope, Value
 from ..language.clusters import cluster_rank
-from ..language.scalars import Var, binary, named, operand_of, select, var
+from ..language.scalars import Var, named, operand_of, select, var
 from ..language.transfers import check_meets, moves_chunks, part_coords
 from ..language.values import SharedTile
 from ..language.views import GlobalTile
 from ..ops.copies import CopyByThreads
-from ..ops.memory import AllocShared, ViewShared
 from ..ops.sync import AllocBarriers, Arrive, ArriveExpect, FenceAsync, WaitBarrier
 from ..ops.tma import TmaLoad
 from ..tiles import SharedTileType
 
-PRODUCER_THREADS = 128
+WARPGROUP_THREADS = 128
+PRODUCER = "producer"
 
 
-class Slots:
-    """Tiles that travel through one ring: `count` of them a stage.
+@dataclass(eq=False)
+class Party:
+    """Who fills or uses rings: the producer, a role of consumers, or who stores.
 
-    Used as a tile, it is the one of the current stage; `slots[i]` is tile i of it.
+    Args:
+        name: for reports.
+        arrivals: that free a stage once it has read it: one a warpgroup.
     """
 
-    def __init__(self, ring: Ring, kind: SharedTileType, count: int, name: str):
-        self.ring = ring
-        self.kind = kind
-        self.count = count
-        self.name = name
-        self.alloc = add(AllocShared(kind, name, ring.depth * count, count))
-        self.loads = 0
-
-    def __repr__(self) -> str:
-        """Its name and a tile's type."""
-        return f"{self.name}: input of {self.count} {self.kind}"
-
-    def __getitem__(self, index: Any) -> Slot:
-        """Tile `index` of the current stage."""
-        if isinstance(index, int) and not 0 <= index < self.count:
-            raise LayoutError(f"{self.name}: {self.count} tiles a stage, got index={index}")
-        return Slot(self, index)
-
-    @property
-    def tile(self) -> SharedTile:
-        """The current stage's only tile."""
-        return self[0].tile
-
-    def load(self, source: GlobalTile, multicast: bool = False) -> None:
-        """Loads the stage's only tile."""
-        self[0].load(source, multicast)
-
-    def wait(self) -> None:
-        """Consumer: waits until the current stage is full.
-
-        Scope: the consume hole. PTX: `mbarrier.try_wait.parity` on the stage's `full`.
-        """
-        self.ring.wait()
-
-    def release(self) -> None:
-        """Consumer: gives the current stage back, and goes to the next.
-
-        Scope: the consume hole, after `tc.mma_wait` for what reads it. PTX: `mbarrier.arrive`.
-        """
-        self.ring.release()
+    name: str
+    arrivals: int = 1
 
 
-class Slot:
-    """One tile of the current stage of a ring."""
+@dataclass(eq=False)
+class Visit:
+    """One step (or one end of a task) of a party: the rings whose stage it uses.
 
-    def __init__(self, slots: Slots, index: Any):
-        self.slots = slots
-        self.index = index
+    A ring is waited for at its first use, in the block of the whole step even where that use is
+    inside a branch or a loop, so that every thread waits, once.
 
-    @property
-    def tile(self) -> SharedTile:
-        """Its shared tile."""
-        alloc, ring = self.slots.alloc, self.slots.ring
-        assert isinstance(alloc, AllocShared), "made in Slots"
-        name = self.slots.name
-        first = named(binary("mul", ring.stage, self.slots.count), f"{name}_first")
-        position = named(binary("add", first, self.index), f"{name}_tile")
-        view = ViewShared(alloc.result, operand_of(position), alloc.stride_bytes, alloc.tile)
-        return SharedTile(add(view).result)
+    Args:
+        party: whose.
+        block: the step's.
+        scope: who executes the step.
+        rate: "step" or "task": how often it happens.
+        rings: used so far.
+    """
 
-    def load(self, source: GlobalTile, multicast: bool = False) -> None:
-        """Producer: fills it; the ring is acquired at the first load of a step."""
-        self.slots.ring.acquire()
-        self.slots.loads += 1
-        self.slots.ring.fill(self.tile, source, multicast=multicast)
+    party: Party
+    block: Block
+    scope: Scope
+    rate: str
+    rings: list[Ring] = field(default_factory=list)
+
+    @contextmanager
+    def ahead(self) -> Iterator[None]:
+        """Ops go to the step's own block, before the branch or loop being traced there."""
+        ops, nested = self.block.ops, current().block is not self.block
+        count = len(ops)
+        with current().within(self.block, self.scope):
+            yield
+        if nested:
+            moved = ops[count:]
+            del ops[count:]
+            ops[count - 1 : count - 1] = moved
+
+
+@contextmanager
+def visiting(rings: list[Ring], visit: Visit) -> Iterator[Visit]:
+    """Uses of these rings' tiles belong to the visit."""
+    for ring in rings:
+        ring.visit = visit
+    yield visit
+    for ring in rings:
+        ring.visit = None
 
 
 class Ring:
-    """A ring of `depth` stages, its barriers, and the stage a role is at.
+    """A ring of `depth` stages, its barriers, and the stage that the party being traced is at.
 
     Args:
         name: for reports.
         depth: stages.
-        consumers: arrivals that free a stage.
-        parts: independent copies of the barriers, e.g. one a consumer for tiles each loads alone.
+        parts: copies of the barriers, each for one warpgroup that reads alone; 0: all read all.
+        writer: the role whose threads fill it; None: the producer.
     """
 
-    def __init__(self, name: str, depth: int, consumers: int, parts: int = 1):
+    def __init__(self, name: str, depth: int, *, parts: int = 0, writer: Party | None = None):
         self.name = name
         self.depth = depth
-        self.slots: list[Slots] = []
-        self.full = add(AllocBarriers(f"{name} full", depth * parts))
-        self.empty = add(AllocBarriers(f"{name} empty", depth * parts, consumers))
+        self.writer = writer
+        self.loc: Loc | None = current().loc()
+        self.parts = parts
+        self.full = add(AllocBarriers(f"{name} full", depth * max(parts, 1)))
+        self.empty = add(AllocBarriers(f"{name} empty", depth * max(parts, 1)))
         self.tx_bytes = 0
         self.by_threads = False
         self.acquired: ArriveExpect | None = None
         self.loading = False  # the load hole is being traced
         self.multicast = False  # its stages are filled by every CTA of the cluster
+        self.visit: Visit | None = None
+        self.tiles: list[Value] = []  # allocations of its tiles
+        self.readers: list[Party] = []
+        self.published = False
+        self._fences: list[tuple[Block, Op]] = []
+        self._party: Party | None = None
+        self._rate = ""
+        self._begun: list[Op] = []
+        self._used = False
         self._stage: Var | None = None
         self._phase: Var | None = None
         self.stage: Any = 0
         self.phase: Any = 0
 
-    def begin(self, parity: int) -> None:
-        """A role starts: stage 0, waiting for `parity`."""
+    def begin(self, party: Party) -> None:
+        """A party starts: at stage 0; who fills finds it empty, who reads waits for it."""
+        self._party = party
+        fills = party is self.writer or (self.writer is None and party.name == PRODUCER)
+        ops = current().block.ops
+        count = len(ops)
         self._stage = var(0, name=f"{self.name}_slot") if self.depth > 1 else None
-        self._phase = var(parity, name=f"{self.name}_phase")
+        self._phase = var(1 if fills else 0, name=f"{self.name}_phase")
         self.look()
+        self._begun = ops[count:]
+        self._used = False
+
+    def forget_unused(self) -> None:
+        """Where the party has not used it: drops what `begin` recorded."""
+        if not self._used:
+            ops = current().block.ops
+            ops[:] = [op for op in ops if op not in self._begun]
 
     def look(self) -> None:
-        """Reads the stage and phase the role is at, once for all their uses in a step."""
+        """Reads the stage and phase the party is at, once for all their uses in a step."""
+        self._used = True
         assert self._phase is not None, "begin comes first"
         self.stage = self._stage.get() if self._stage is not None else 0
         self.phase = self._phase.get()
@@ -158,7 +172,27 @@ class Ring:
         turned = named(self.phase ^ 1, "turned")
         self._phase.set(named(select(wrapped, turned, self.phase), "turned"))
 
-    # ---- consumer
+    def touch(self) -> None:
+        """A tile of the current stage is used: the first use in a step waits for it."""
+        visit = self.visit
+        if visit is None or self in visit.rings:
+            return
+        if self._rate not in ("", visit.rate):
+            raise SyncError(
+                f"ring {self.name}: is filled and used once a {self._rate}, got a use once a "
+                f"{visit.rate} by the {visit.party.name}",
+                hint="fill it in compute and use it in compute or store, or fill it in finish "
+                "and use it in finish or finish_store",
+            )
+        self._rate = visit.rate
+        visit.rings.append(self)
+        with visit.ahead():
+            if visit.party is self.writer:
+                self.claim()
+            else:
+                self.wait()
+
+    # ---- who reads
 
     def wait(self) -> None:
         """Waits until the stage is full."""
@@ -169,6 +203,8 @@ class Ring:
         """One arrival on the stage's empty barrier."""
         if when is False:
             return
+        if self._party is not None and self._party not in self.readers:
+            self.readers.append(self._party)
         condition = None if when is None or when is True else operand_of(when)
         place = operand_of(stage)
         ranks = range(current().kernel.cluster) if self.multicast else (None,)
@@ -180,7 +216,21 @@ class Ring:
         self.give_back(self.stage)
         self.advance()
 
-    # ---- producer
+    # ---- who fills: a role
+
+    def claim(self) -> None:
+        """Waits until the stage is empty."""
+        self.look()
+        add(WaitBarrier(self.empty.result, operand_of(self.stage), operand_of(self.phase)))
+
+    def publish(self) -> None:
+        """Every thread of the role has written its share of the stage."""
+        self.published = True
+        self._fences.append((current().block, add(FenceAsync())))
+        add(Arrive(self.full.result, operand_of(self.stage), each=True))
+        self.advance()
+
+    # ---- who fills: the producer
 
     def acquire(self) -> None:
         """Waits for the stage to be empty and announces its bytes, once a step."""
@@ -191,11 +241,11 @@ class Ring:
             )
         if self.acquired is not None:
             return
-        self.look()
-        add(WaitBarrier(self.empty.result, operand_of(self.stage), operand_of(self.phase)))
-        self.acquired = self._announce(self.stage)
+        self.claim()
+        self.acquired = self.announce(self.stage)
 
-    def _announce(self, index: Any) -> ArriveExpect:
+    def announce(self, index: Any) -> ArriveExpect:
+        """The arrival that will say how many bytes come."""
         op = add(ArriveExpect(self.full.result, operand_of(index)))
         assert isinstance(op, ArriveExpect), "not a duplicate: it has effects"
         self.tx_bytes = 0
@@ -207,17 +257,8 @@ class Ring:
         In a cluster the other CTAs arrive here; this one must not leave before they have.
         """
         for _ in range(self.depth):
-            self.look()
-            add(WaitBarrier(self.empty.result, operand_of(self.stage), operand_of(self.phase)))
+            self.claim()
             self.advance()
-
-    def _share(self) -> None:
-        """The stages are filled by every CTA of the cluster: all consumers must free them."""
-        if not self.multicast:
-            self.multicast = True
-            empty = self.empty
-            assert isinstance(empty, AllocBarriers), "made in __init__"
-            empty.arrivals *= current().kernel.cluster
 
     def fill(
         self, tile: SharedTile, source: GlobalTile, index: Any = None, *, multicast: bool = False
@@ -229,7 +270,7 @@ class Ring:
         check_meets("load_async", kind, region)
         parts = current().kernel.cluster if multicast else 1
         if region.tma and parts > 1:
-            self._share()
+            self.multicast = True
             rank = cluster_rank()
             op = TmaLoad(
                 tile.value, part_coords(tile, region, rank, parts), region.arg,
@@ -252,26 +293,6 @@ class Ring:
                 chunks=moves_chunks(tile, region),
             ))  # fmt: skip
 
-    def finish_step(self) -> None:
-        """After the load hole: bytes and arrivals are known; on to the next stage."""
-        if self.acquired is None:
-            raise SyncError(
-                f"ring {self.name}: the load hole must load it every step, got no load_async",
-                loc=self.slots[0].alloc.loc,
-                hint="load every pipe.input in @pipe.load",
-            )
-        self.settle(self.acquired, self.stage)
-        self.acquired = None
-        for slots in self.slots:
-            if slots.loads != slots.count:
-                raise SyncError(
-                    f"{slots.name}: each of its {slots.count} tiles is loaded once a step, "
-                    f"got {slots.loads} loads",
-                    loc=slots.alloc.loc,
-                )
-            slots.loads = 0
-        self.advance()
-
     def settle(self, announced: ArriveExpect, index: Any) -> None:
         """Derives the bytes of the announcement and the arrivals of the full barrier."""
         full = self.full
@@ -282,97 +303,59 @@ class Ring:
         if self.by_threads:
             add(FenceAsync())
             add(Arrive(full.result, operand_of(index), each=True))
-            full.arrivals = PRODUCER_THREADS + (1 if self.tx_bytes else 0)
+            full.arrivals = WARPGROUP_THREADS + (1 if self.tx_bytes else 0)
 
+    # ---- at the end of the trace
 
-class Scratch:
-    """Tiles loaded once a task, one for each consumer, each behind barriers of its own.
+    def seal(self) -> None:
+        """Derives the arrivals that the parties traced make.
 
-    The producer fills `scratch[i]` in `@pipe.begin`; consumer i waits, uses and releases its own.
-    """
-
-    def __init__(self, kind: SharedTileType, count: int, name: str):
-        self.kind = kind
-        self.count = count
-        self.alloc = add(AllocShared(kind, name, count))
-        self.ring = Ring(name, 1, 1, parts=count)
-        self.loaded: set[int] = set()
-        self.loading = False  # the begin hole is being traced
-        self.consumer: Any = None
-
-    def __getitem__(self, index: int) -> ScratchSlot:
-        """Tile of consumer `index`, to load."""
-        if not isinstance(index, int) or not 0 <= index < self.count:
-            raise LayoutError(f"scratch: an int below {self.count}, got {index!r}")
-        return ScratchSlot(self, index)
-
-    def view(self, index: Any) -> SharedTile:
-        """Tile of consumer `index`."""
-        alloc = self.alloc
-        assert isinstance(alloc, AllocShared), "made in __init__"
-        view = ViewShared(alloc.result, operand_of(index), alloc.stride_bytes, alloc.tile)
-        return SharedTile(add(view).result)
-
-    @property
-    def tile(self) -> SharedTile:
-        """This consumer's tile."""
-        self._in_consumer()
-        return self.view(self.consumer)
-
-    def _in_consumer(self) -> None:
-        if self.consumer is None or current().scope is not Scope.WARPGROUP:
-            raise ScopeError("scratch: used by consumers; the producer loads scratch[i]")
-
-    def wait(self) -> None:
-        """Consumer: waits until its tile is loaded.
-
-        Scope: the consume and finish holes. PTX: `mbarrier.try_wait.parity`.
+        Raises:
+            SyncError: a ring that nobody fills or uses.
         """
-        self._in_consumer()
-        self.ring.look()
-        consumer = operand_of(self.consumer)
-        add(WaitBarrier(self.ring.full.result, consumer, operand_of(self.ring.phase)))
+        full, empty = self.full, self.empty
+        assert isinstance(full, AllocBarriers) and isinstance(empty, AllocBarriers), "in __init__"
+        if self.writer is not None:
+            full.arrivals = self.writer.arrivals * WARPGROUP_THREADS
+            self._check_sides()
+            self._drop_fences()
+        peers = current().kernel.cluster if self.multicast else 1
+        readers = 1 if self.parts else sum(party.arrivals for party in self.readers)
+        empty.arrivals = max(readers, 1) * peers
 
-    def release(self) -> None:
-        """Consumer: its tile may be loaded for the next task.
+    def _drop_fences(self) -> None:
+        """Threads alone use what threads have written: no other proxy is to be told."""
+        if not accesses(current().kernel.body, [self], proxy="async"):
+            for block, fence in self._fences:
+                block.ops.remove(fence)
 
-        Scope: the consume and finish holes. PTX: `mbarrier.arrive`.
-        """
-        self._in_consumer()
-        self.ring.give_back(self.consumer)
-        self.ring.advance()
-
-    def finish_step(self) -> None:
-        """After the begin hole: every tile was loaded; the phase turns."""
-        if len(self.loaded) != self.count:
+    def _check_sides(self) -> None:
+        assert self.writer is not None, "a role's"
+        wrong = f"filled by the {self.writer.name} and used by nobody" if not self.readers else ""
+        if not self.published:
+            wrong = f"never filled by the {self.writer.name}"
+        if wrong:
             raise SyncError(
-                f"scratch: @pipe.begin loads each of its {self.count} tiles, "
-                f"got {sorted(self.loaded)}"
-            )
-        self.loaded.clear()
-        self.ring.advance()
+                f"ring {self.name}: is {wrong}", loc=self.loc,
+                hint="store to it in a hole of its role; use it in another role's, or store it",
+            )  # fmt: skip
 
 
-class ScratchSlot:
-    """One consumer's scratch tile, as the producer loads it."""
+def accesses(block: Block, rings: list[Ring], *, proxy: str) -> bool:
+    """Whether ops of a block read tiles of the rings, by threads or through the async proxy."""
+    tiles = {id(value) for ring in rings for value in ring.tiles}
+    kinds = (Access.READ,) if proxy == "generic" else (Access.ASYNC_READ,)
+    return any(
+        effect.access in kinds and id(_root(effect.value)) in tiles
+        for op in block.walk()
+        for effect in op.effects()
+    )
 
-    def __init__(self, scratch: Scratch, index: int):
-        self.scratch = scratch
-        self.index = index
 
-    def load(self, source: GlobalTile, multicast: bool = False) -> None:
-        """Producer: waits until it is free, and fills it."""
-        ring = self.scratch.ring
-        if multicast:
-            raise ScopeError("load_async: only inputs are multicast, got a scratch tile")
-        if not self.scratch.loading:
-            raise ScopeError("load_async: scratch tiles are loaded in the pipeline's begin hole")
-        if self.index in self.scratch.loaded:
-            raise SyncError(f"load_async: scratch[{self.index}] is loaded once a task, got another")
-        if not self.scratch.loaded:
-            ring.look()
-        self.scratch.loaded.add(self.index)
-        add(WaitBarrier(ring.empty.result, self.index, operand_of(ring.phase)))
-        announced = ring._announce(self.index)
-        ring.fill(self.scratch.view(self.index), source, self.index)
-        ring.settle(announced, self.index)
+def _root(value: Value) -> Value:
+    """The allocation behind a view of a view."""
+    op: Op | None = value.op
+    while op is not None and op.operands() and isinstance(value.type, SharedTileType):
+        value = op.operands()[0]
+        op = value.op
+    return value

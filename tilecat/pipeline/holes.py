@@ -1,0 +1,85 @@
+"""The holes of a template: functions that the user fills in, and what they must look like."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR
+from types import FunctionType
+from typing import Any
+
+from ..builder import current
+from ..errors import Loc, ScopeError
+
+Hole = Callable[..., None]
+ARGUMENTS = {
+    "begin": ("task",), "load": ("task", "step"), "compute": ("task", "step"),
+    "consume": ("task", "steps"), "finish": ("task",), "store": ("task", "step"),
+    "finish_store": ("task",),
+}  # fmt: skip
+
+
+class Holes:
+    """Functions by the name of the hole they fill.
+
+    Args:
+        template: for errors.
+        owner: what has the holes, as users call it: `pipe`, or a role.
+    """
+
+    def __init__(self, template: str, owner: str):
+        self.template = template
+        self.owner = owner
+        self.filled: dict[str, tuple[Hole, Loc | None]] = {}
+
+    def __contains__(self, name: str) -> bool:
+        """Whether a hole is filled."""
+        return name in self.filled
+
+    def fill(self, name: str, hole: Hole) -> Hole:
+        """Fills a hole.
+
+        Raises:
+            ScopeError: not a plain function of the hole's arguments, or the hole is filled.
+        """
+        what = f"{self.owner}.{name}"
+        if not isinstance(hole, FunctionType):
+            raise ScopeError(f"{what}: decorates a function, got {hole!r}")
+        code = hole.__code__
+        loc = Loc(code.co_filename, code.co_firstlineno)
+        if code.co_flags & (CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR):
+            raise ScopeError(f"{what}: a hole is a plain function, without yield", loc=loc)
+        wanted = ", ".join(ARGUMENTS[name])
+        got, count = code.co_argcount + code.co_kwonlyargcount, len(ARGUMENTS[name])
+        if got != count or code.co_kwonlyargcount:
+            raise ScopeError(
+                f"{what}: the hole takes {count} arguments ({wanted}), got {got}",
+                loc=loc,
+                hint=f"@{what} def _({wanted}):",
+            )
+        if name in self.filled:
+            raise ScopeError(f"{what}: this hole is already filled", loc=loc)
+        if {"compute", "consume"} <= {name, *self.filled}:
+            raise ScopeError(
+                f"{self.template}: fill compute (one step) or consume (a whole task)", loc=loc
+            )
+        self.filled[name] = (hole, loc)
+        return hole
+
+    def call(self, name: str, *args: Any) -> None:
+        """Traces a hole where it stands; nothing for one that is not filled."""
+        if name in self.filled:
+            hole, loc = self.filled[name]
+            with current().located(loc):
+                hole(*args)
+
+    def require(self, name: str, loc: Loc | None) -> None:
+        """Refuses a template with a hole left open.
+
+        Raises:
+            ScopeError: it is.
+        """
+        if name not in self.filled:
+            raise ScopeError(
+                f"{self.template}: the hole `{name}` is not filled", loc=loc,
+                hint=f"@{self.owner}.{name}",
+            )  # fmt: skip

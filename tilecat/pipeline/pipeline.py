@@ -1,0 +1,314 @@
+"""What all templates with rings share: inputs, the producer, roles, and the order of sections."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ..builder import Builder, add, current
+from ..errors import Loc, ResourceError, ScopeError
+from ..ir import Role as Threads
+from ..ir import Scope
+from ..language.clusters import cluster_id, num_clusters
+from ..language.control import one_thread, range_
+from ..language.scalars import operand_of
+from ..language.sections import cta_id, num_ctas
+from ..ops.control import RoleSection
+from ..ops.memory import AllocShared
+from ..ops.scalar import require_s32
+from ..ops.sync import BARRIER_BYTES, AllocBarriers, InitBarriers
+from ..tiles import SharedTileType
+from . import budgets
+from .holes import Hole, Holes
+from .ring import PRODUCER, WARPGROUP_THREADS, Party, Ring
+from .role import Role, check_tile, name_of
+from .scheduler import Schedule, Task
+from .scratch import Scratch
+from .slots import Slots, finish_step
+from .storing import Storing
+
+MAX_STAGES = 8
+MAX_COUNT = 64  # tiles of one input a stage; shared memory ends far below
+WARP_THREADS = 32
+
+
+class Pipeline:
+    """One producer feeds roles of consumer warpgroups through rings, on a persistent grid.
+
+    Args:
+        template: its name, for errors.
+        stages: depth of the rings, 1 to 8.
+        tasks: order of the tasks.
+        steps: steps of a task, a scalar.
+        cluster: CTAs of a cluster, 1, 2 or 4.
+        blocks_per_sm: CTAs that share an SM, and its registers.
+    """
+
+    def __init__(
+        self, template: str, *, stages: int, tasks: Schedule, steps: Any, cluster: int = 1,
+        blocks_per_sm: int = 1,
+    ):  # fmt: skip
+        self.builder: Builder = current()
+        self.loc: Loc | None = self.builder.loc()
+        self.template = template
+        check_int(f"{template}: stages", stages, 1, MAX_STAGES, self.loc)
+        if not isinstance(tasks, Schedule):
+            raise ScopeError(
+                f"{template}: tasks is an order of tasks, "
+                f"got tasks={tasks!r} ({type(tasks).__name__})",
+                hint="tc.row_major(rows, cols), tc.grouped(rows, cols, rows=8)",
+            )
+        require_s32(f"{template}: steps", operand_of(steps, f"{template}: steps"))
+        require_s32(f"{template}: tasks", operand_of(tasks.count, f"{template}: tasks"))
+        facts = self.builder.kernel.facts
+        if "template" in facts:
+            raise ScopeError(f"{template}: a kernel has one pipeline, got another", loc=self.loc)
+        if cluster not in (1, 2, 4) or tasks.cluster != cluster:
+            raise ResourceError(
+                f"{template}: a cluster has 1, 2 or 4 CTAs, and the schedule is for as many, got "
+                f"{cluster=} and a schedule for {tasks.cluster}",
+                loc=self.loc,
+                hint=f"tc.grouped(..., cluster={cluster})",
+            )
+        check_int(f"{template}: blocks_per_sm", blocks_per_sm, 1, 8, self.loc)
+        self.builder.kernel.cluster = cluster
+        self.stages = stages
+        self.tasks = tasks
+        self.steps = steps
+        self.blocks_per_sm = blocks_per_sm
+        self.holes = Holes(template, "pipe")
+        self.producer = Party(PRODUCER)
+        self.storing = Storing(self)
+        self.roles: list[Role] = []
+        self.inputs: dict[str, Ring] = {}
+        self.written: list[Ring] = []
+        self.slots: dict[str, list[Slots]] = {}
+        facts.update(template=template, stages=stages, blocks_per_sm=blocks_per_sm)
+        self.builder.finalizers.append(self.build)
+
+    # ---- what the kernel declares
+
+    def input(self, kind: SharedTileType, *, count: int = 1, ring: str = "stage") -> Slots:
+        """`count` tiles loaded each step, through the ring of that name.
+
+        Inputs of one ring fill and empty together; a ring of its own lets a tile be given back
+        earlier.
+
+        Scope: CTA, before the holes.
+        """
+        check_tile("pipe.input", kind)
+        check_int(f"{self.template}: count", count, 1, MAX_COUNT, self.builder.loc())
+        if ring not in self.inputs:
+            self.inputs[ring] = Ring(ring, self.stages)
+        slots = Slots(self.inputs[ring], kind, count, name_of("input"))
+        self.slots.setdefault(ring, []).append(slots)
+        return slots
+
+    def _filled_by(self, role: Role, kind: Any, count: int, stages: int, what: str) -> Slots:
+        """A ring of its own for tiles that a role fills."""
+        check_tile(f"pipe.{what}", kind)
+        check_int(f"{self.template}: count", count, 1, MAX_COUNT, self.builder.loc())
+        check_int(f"{self.template}: stages", stages, 1, MAX_STAGES, self.builder.loc())
+        name = name_of(what)
+        ring = Ring(name, stages, writer=role)
+        self.written.append(ring)
+        return Slots(ring, kind, count, name)
+
+    def begin(self, hole: Hole) -> Hole:
+        """Decorator of the begin hole.
+
+        Scope of the hole: producer; `tc.load_async(scratch[i], ...)` for each consumer.
+        """
+        return self.holes.fill("begin", hole)
+
+    def load(self, hole: Hole) -> Hole:
+        """Decorator of the load hole.
+
+        Scope of the hole: producer; `tc.load_async(input, ...)`.
+        """
+        return self.holes.fill("load", hole)
+
+    # ---- building
+
+    @property
+    def rings(self) -> list[Ring]:
+        """All rings but those of scratch tiles."""
+        return [*self.inputs.values(), *self.written]
+
+    @property
+    def scratches(self) -> list[Scratch]:
+        """Of all roles."""
+        return [scratch for role in self.roles for scratch in role.scratches]
+
+    @property
+    def consumer_threads(self) -> int:
+        """Threads of all roles."""
+        return sum(role.warpgroups for role in self.roles) * WARPGROUP_THREADS
+
+    @property
+    def by_one_thread(self) -> bool:
+        """Whether TMA reaches all tensors, so that one thread loads, and another stores."""
+        kernel = self.builder.kernel
+        return all(getattr(arg, "tma", True) for arg in kernel.args) and "views" not in kernel.facts
+
+    @property
+    def service(self) -> int:
+        """Warpgroups that only move data."""
+        return 1 if self.by_one_thread or not self.storing.wanted else 2
+
+    @property
+    def store_warpgroup(self) -> int:
+        """Number of the warpgroup that stores, where a whole one does."""
+        return self.consumer_threads // WARPGROUP_THREADS + 1
+
+    def before_tasks(self, role: Role) -> None:
+        """Code of a role before its first task."""
+
+    def tasks_of_cta(self) -> Iterator[Task]:
+        """The tasks of this CTA, or of its cluster."""
+        count = self.tasks.count
+        if self.builder.kernel.cluster > 1:
+            numbers = range_(cluster_id(), count, num_clusters())
+        else:
+            numbers = range_(cta_id(), count, num_ctas())
+        for number in numbers:
+            yield self.tasks.task(number)
+
+    def build(self) -> None:
+        """Emits the whole kernel around the holes; called when the trace ends."""
+        with self.builder.located(self.loc):
+            self._check_holes()
+            self._place_threads()
+            self._fit_outputs()
+            rings = [*self.rings, *(s.ring for s in self.scratches)]
+            add(InitBarriers(tuple(b.result for ring in rings for b in (ring.full, ring.empty))))
+            self._sections()
+            for ring in rings:
+                ring.seal()
+
+    def _check_holes(self) -> None:
+        self.holes.require("load", self.loc)
+        for role in self.roles:
+            role.holes.require("consume" if "consume" in role.holes else "compute", self.loc)
+        if self.scratches and "begin" not in self.holes:
+            raise ScopeError(
+                f"{self.template}: a scratch tile needs the hole `begin`", loc=self.loc,
+                hint="@pipe.begin",
+            )  # fmt: skip
+        if not self.inputs:
+            raise ScopeError(f"{self.template}: needs at least one pipe.input", loc=self.loc)
+
+    def _place_threads(self) -> None:
+        kernel, arch = self.builder.kernel, self.builder.arch
+        kernel.threads = self.consumer_threads + self.service * WARPGROUP_THREADS
+        most = arch.limit("threads_per_cta")
+        if kernel.threads > most:
+            raise ResourceError(
+                f"{self.template}: a CTA on {arch.target} has {most} threads, "
+                f"{self.service * WARPGROUP_THREADS} of them move data, "
+                f"got {self.consumer_threads} threads of consumers",
+                loc=self.loc,
+                hint=f"{most // WARPGROUP_THREADS - self.service} consumer warpgroups at most",
+            )
+
+    def _fit_outputs(self) -> None:
+        """Gives outputs the shared memory that rings and scratch leave."""
+        arch = self.builder.arch
+        free = shared_bytes_of_cta(arch, self.blocks_per_sm) - arch.limit("shared_base_align")
+        for op in self.builder.kernel.body.walk():
+            if isinstance(op, AllocShared):
+                free -= op.copies * op.stride_bytes
+            elif isinstance(op, AllocBarriers):
+                free -= op.count * BARRIER_BYTES
+        for role in self.roles:
+            for output in role.outputs:
+                free = output.grow(free)
+
+    def _sections(self) -> None:
+        demands = [budgets.Demand(r.name, r.warpgroups, r.registers) for r in self.roles]
+        mover, shares = budgets.split(
+            self.builder.arch, demands, service=self.service, blocks=self.blocks_per_sm
+        )
+        if shares:
+            self.builder.kernel.facts.update(registers={PRODUCER: mover, **shares})
+        first = self.consumer_threads
+        with self._section(PRODUCER, first, WARPGROUP_THREADS, mover or None):
+            self._move(first)
+        if self.service > 1:
+            first += WARPGROUP_THREADS
+            with self._section("store", first, WARPGROUP_THREADS, mover or None):
+                self.storing.trace(Scope.WARPGROUP)
+        launch = self.builder.arch.limit("registers_per_sm") // self.blocks_per_sm
+        launch //= self.builder.kernel.threads
+        for role in self.roles:
+            start, count = role.first * WARPGROUP_THREADS, role.warpgroups * WARPGROUP_THREADS
+            share = shares.get(role.name)
+            grow, rest = (share or 0) >= launch // 8 * 8, role is self.roles[-1]
+            with self._section(role.name, start, count, share, grow=grow, rest=rest):
+                role.trace()
+
+    @contextmanager
+    def _section(
+        self, name: str, first: int, count: int, registers: int | None, *, grow: bool = False,
+        rest: bool = False,
+    ) -> Iterator[None]:  # fmt: skip
+        builder, body = self.builder, self.builder.child()
+        end = first + count - 1
+        builder.kernel.roles.append(Threads(first, end, name))
+        add(RoleSection(name, first, end, registers, grow, body, rest=rest))
+        with builder.within(body, Scope.WARPGROUP):
+            yield
+
+    def _move(self, first: int) -> None:
+        """The producer's warpgroup: one thread loads, and one of its next warp stores."""
+        if not self.by_one_thread:
+            self._produce()
+            return
+        with one_thread(first):
+            self._produce()
+        if self.storing.wanted:
+            with one_thread(first + WARP_THREADS):
+                self.storing.trace(Scope.THREAD)
+
+    def _produce(self) -> None:
+        scratches, rings = self.scratches, list(self.inputs.items())
+        for ring in (*self.inputs.values(), *(s.ring for s in scratches)):
+            ring.begin(self.producer)
+        for task in self.tasks_of_cta():
+            for scratch in scratches:
+                scratch.loading = True
+            self.holes.call("begin", task)
+            for scratch in scratches:
+                scratch.loading = False
+                scratch.finish_step()
+            for step in range_(self.steps):
+                for _, ring in rings:
+                    ring.loading = True
+                self.holes.call("load", task, step)
+                for name, ring in rings:
+                    ring.loading = False
+                    finish_step(ring, self.slots[name])
+        for _, ring in rings:
+            if ring.multicast:
+                ring.drain()
+
+
+def shared_bytes_of_cta(arch: Any, blocks: int) -> int:
+    """Bytes of shared memory a CTA may have where `blocks` of them share an SM."""
+    most: int = arch.limit("shared_bytes_per_cta")
+    return most // blocks
+
+
+def check_int(name: str, value: Any, low: int, high: int, loc: Loc | None) -> None:
+    """Refuses what is no compile-time int in a range.
+
+    Raises:
+        ResourceError: it is not; `name` is `template: parameter`.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        parameter = name.rpartition(" ")[2]
+        raise ResourceError(
+            f"{name} is a compile-time int from {low} to {high}, got {parameter}={value!r}",
+            loc=loc,
+        )

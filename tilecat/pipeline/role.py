@@ -1,0 +1,279 @@
+"""Roles: consumer warpgroups that execute one body, and what runs around its holes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..builder import add, assigned_name, current
+from ..errors import LayoutError, ScopeError
+from ..ir import Block, Scope
+from ..language.control import range_, when
+from ..language.functions import empty, fill
+from ..language.matrix import mma_wait
+from ..language.scalars import Scalar, Var, named, var
+from ..language.values import RegTile
+from ..ops.mma import Mma, MmaWait
+from ..ops.scalar import WarpgroupIndex
+from ..ops.sync import NamedBarrier
+from ..tiles import SharedTileType, rt
+from .holes import Hole, Holes
+from .output import Output
+from .ring import WARPGROUP_THREADS, Party, Ring, Visit, accesses, visiting
+from .scratch import Scratch
+
+if TYPE_CHECKING:
+    from .pipeline import Pipeline
+
+
+class Role(Party):
+    """Consumer warpgroups of one pipeline that execute one body.
+
+    A step of its `compute` waits for a ring at the first use of its tiles, and gives the stage
+    back when what was read by products under way has been read. What it stores into an output of
+    its own is published at the end of the hole.
+
+    Holes:
+        compute(task, step): one step; or
+        consume(task, steps): a whole task, with waits and releases by hand.
+        finish(task): after the last step.
+
+    Args:
+        pipe: the pipeline.
+        name: for reports.
+        warpgroups: how many execute the body.
+        registers: a thread, or None for a share.
+        owner: what users call it, for errors.
+    """
+
+    def __init__(
+        self, pipe: Pipeline, name: str, warpgroups: int, registers: int | None = None,
+        owner: str = "",
+    ):  # fmt: skip
+        super().__init__(name, warpgroups)
+        self.pipe = pipe
+        self.warpgroups = warpgroups
+        self.registers = registers
+        self.owner = owner or name
+        self.first = sum(role.warpgroups for role in pipe.roles)  # its first warpgroup in the CTA
+        self.holes = Holes(pipe.template, self.owner)
+        self.scratches: list[Scratch] = []
+        self.outputs: list[Output] = []
+        self.accumulators: list[RegTile] = []
+        self._number: Scalar | None = None
+
+    def __repr__(self) -> str:
+        """Its name and size."""
+        return f"role {self.name} of {self.warpgroups} warpgroups"
+
+    # ---- what the kernel declares
+
+    def scratch(self, kind: SharedTileType) -> Scratch:
+        """A tile for each of its warpgroups, loaded once a task by `@pipe.begin`.
+
+        Scope: CTA, before the holes.
+        """
+        check_tile(f"{self.owner}.scratch", kind)
+        scratch = Scratch(kind, self.warpgroups, name_of("scratch"))
+        self.scratches.append(scratch)
+        return scratch
+
+    def output(self, kind: SharedTileType) -> Output:
+        """Staging of each warpgroup's results: `out.store(C[row, col], acc)` in a hole.
+
+        Scope: CTA, before the holes.
+        """
+        check_tile(f"{self.owner}.output", kind)
+        output = Output(kind, self.warpgroups, name_of("output"), self.first)
+        self.outputs.append(output)
+        return output
+
+    def accumulator(self, dtype: Any, rows: int, cols: int) -> RegTile:
+        """A register tile that starts each task at zero: its first mma overwrites it.
+
+        Scope: CTA, before the holes; registers of each warpgroup.
+        """
+        tile: RegTile = empty(rt[dtype, rows, cols])
+        self.accumulators.append(tile)
+        return tile
+
+    @property
+    def consumer(self) -> Scalar:
+        """Number of the role's warpgroup that executes the hole, from 0."""
+        if self._number is None:
+            raise ScopeError(
+                f"{self.owner}.consumer: known in the consumers' holes only "
+                "(compute, consume, finish)",
+                hint="the producer loads for all consumers: for i in range(consumers)",
+            )
+        return self._number
+
+    def compute(self, hole: Hole) -> Hole:
+        """Decorator of the compute hole.
+
+        Scope of the hole: a consumer warpgroup; waits and releases are around it.
+        """
+        return self.holes.fill("compute", hole)
+
+    def consume(self, hole: Hole) -> Hole:
+        """Decorator of the consume hole.
+
+        Scope of the hole: a consumer warpgroup; waits and releases are the kernel's own.
+        """
+        return self.holes.fill("consume", hole)
+
+    def finish(self, hole: Hole) -> Hole:
+        """Decorator of the finish hole.
+
+        Scope of the hole: a consumer warpgroup; `output.store`, `tc.store`.
+        """
+        return self.holes.fill("finish", hole)
+
+    # ---- its section
+
+    def trace(self) -> None:
+        """Its code, in its section."""
+        pipe = self.pipe
+        number = Scalar(add(WarpgroupIndex()).result)
+        self._number = named(number - self.first if self.first else number, self.name)
+        parts: list[Scratch | Output] = [*self.scratches, *self.outputs]
+        for part in parts:
+            part.consumer = self._number
+        rings = [*pipe.rings, *(s.ring for s in self.scratches)]
+        for ring in rings:
+            ring.begin(self)
+        pipe.before_tasks(self)
+        for task in pipe.tasks_of_cta():
+            if "consume" in self.holes:
+                self.holes.call("consume", task, pipe.steps)
+            else:
+                self._steps(task)
+            self._finish(task)
+        for output in self.outputs:
+            output.drain()
+        for ring in pipe.rings:
+            ring.forget_unused()
+        self._number = None
+
+    def _steps(self, task: Any) -> None:
+        pipe, builder = self.pipe, current()
+        rings = [ring for ring in pipe.rings if ring.writer is not self]
+        outer = builder.block
+        before = self._before(rings)
+        held: list[Ring] = []
+        for step in range_(pipe.steps):
+            visit = Visit(self, builder.block, Scope.WARPGROUP, "step")
+            with visiting(pipe.rings, visit):
+                if len(pipe.roles) == 1:
+                    for ring in pipe.inputs.values():
+                        ring.touch()
+                for acc in self.accumulators:
+                    acc.accumulate = step > 0
+                start = len(builder.block.ops)
+                self.holes.call("compute", task, step)
+            held = self._end_step(visit, before, step, start)
+        if held:
+            mma_wait(0)
+            for ring in held:
+                ring.give_back(before[ring.name].get(), pipe.steps > 0)
+        unused = [v.value.op for name, v in before.items() if name not in {r.name for r in held}]
+        outer.ops[:] = [op for op in outer.ops if not any(op is dead for dead in unused)]
+        with when(pipe.steps < 1):
+            for acc in self.accumulators:
+                fill(acc, 0.0)
+        for acc in self.accumulators:
+            acc.accumulate = True
+
+    @staticmethod
+    def _before(rings: list[Ring]) -> dict[str, Var]:
+        """The stages of the step before, which products under way may still be reading."""
+        return {
+            ring.name: var(0, name=f"{ring.name}_before") for ring in rings if ring.depth > 1
+        }
+
+    def _end_step(
+        self, visit: Visit, before: dict[str, Var], step: Scalar, start: int
+    ) -> list[Ring]:
+        """Publishes what the step has written, and gives back what it has read.
+
+        At once, or a step later if its mma is in flight. Returns the rings with a stage still to
+        be given back.
+        """
+        hole = _ops_from(visit.block, start)
+        for ring in visit.rings:
+            if ring.writer is self:
+                ring.publish()
+        read = [ring for ring in visit.rings if ring.writer is not self]
+        pending = _mma_left(hole)
+        if accesses(hole, read, proxy="generic"):
+            self._meet()
+        if not pending or any(ring.depth == 1 for ring in read):
+            if pending:
+                mma_wait(0)
+            for ring in read:
+                ring.release()
+            return []
+        mma_wait(pending)
+        for ring in read:
+            ring.give_back(before[ring.name].get(), step > 0)
+            before[ring.name].set(ring.stage)
+            ring.advance()
+        return read
+
+    def _finish(self, task: Any) -> None:
+        builder = current()
+        visit = Visit(self, builder.block, Scope.WARPGROUP, "task")
+        start = len(builder.block.ops)
+        with visiting([r for r in self.pipe.rings if r.writer is not None], visit):
+            self.holes.call("finish", task)
+        hole = _ops_from(visit.block, start)
+        read = [ring for ring in visit.rings if ring.writer is not self]
+        for ring in visit.rings:
+            if ring.writer is self:
+                ring.publish()
+        if read and _mma_left(hole):
+            mma_wait(0)
+        if accesses(hole, read, proxy="generic"):
+            self._meet()
+        for ring in read:
+            ring.release()
+
+    def _meet(self) -> None:
+        number = self.consumer + (self.first + 1)
+        add(NamedBarrier(number.value, WARPGROUP_THREADS))
+
+
+def _ops_from(block: Block, start: int) -> Block:
+    hole = Block(block)
+    hole.ops = block.ops[start:]
+    return hole
+
+
+def _mma_left(hole: Block) -> int:
+    """Groups of mma that a hole leaves under way."""
+    pending = 0
+    for op in hole.ops:
+        if isinstance(op, Mma):
+            pending += 1
+        elif isinstance(op, MmaWait):
+            pending = min(pending, op.pending)
+        elif any(isinstance(inner, Mma) for block in op.blocks() for inner in block.walk()):
+            pending += 1
+    return pending
+
+
+def name_of(fallback: str) -> str:
+    """The name that the user's line gives to what it declares."""
+    return assigned_name(current().loc()) or fallback
+
+
+def check_tile(what: str, kind: Any) -> None:
+    """Refuses what is no shared tile's type.
+
+    Raises:
+        LayoutError: it is not.
+    """
+    if not isinstance(kind, SharedTileType):
+        raise LayoutError(
+            f"{what}: wanted a shared tile's type, got {kind!r} ({type(kind).__name__})",
+            hint=f"{what}(tc.st[tc.bf16, 64, 64])",
+        )

@@ -1,0 +1,180 @@
+"""Tiles of a ring: what loads, computes and stores name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..builder import add, current
+from ..errors import LayoutError, ScopeError, SyncError
+from ..ir import Scope
+from ..language.scalars import binary, named, operand_of
+from ..language.transfers import check_meets, moves_chunks
+from ..language.values import SharedTile
+from ..language.views import GlobalTile
+from ..ops.copies import CopyByThreads
+from ..ops.memory import AllocShared, ViewShared
+from ..ops.tma import TmaStore
+from ..tiles import SharedTileType
+from .ring import Ring
+
+
+class Slots:
+    """Tiles that travel through one ring: `count` of them a stage.
+
+    Used as a tile, it is the one of the current stage; `slots[i]` is tile i of it.
+    """
+
+    def __init__(self, ring: Ring, kind: SharedTileType, count: int, name: str):
+        self.ring = ring
+        self.kind = kind
+        self.count = count
+        self.name = name
+        alloc = AllocShared(kind, name, ring.depth * count, count)
+        add(alloc)
+        self.alloc = alloc
+        ring.tiles.append(alloc.result)
+        self.loads = 0
+
+    def __repr__(self) -> str:
+        """Its name and a tile's type."""
+        what = "input" if self.ring.writer is None else f"output of the {self.ring.writer.name}"
+        return f"{self.name}: {what} of {self.count} {self.kind}"
+
+    def __getitem__(self, index: Any) -> Slot:
+        """Tile `index` of the current stage."""
+        if isinstance(index, int) and not 0 <= index < self.count:
+            raise LayoutError(f"{self.name}: {self.count} tiles a stage, got index={index}")
+        return Slot(self, index)
+
+    @property
+    def tile(self) -> SharedTile:
+        """The current stage's only tile."""
+        return self[0].tile
+
+    def load(self, source: GlobalTile, multicast: bool = False) -> None:
+        """Loads the stage's only tile."""
+        self[0].load(source, multicast)
+
+    def store_to(self, destination: GlobalTile, reduce: str, cache: str) -> None:
+        """Stores the stage's only tile."""
+        self[0].store_to(destination, reduce, cache)
+
+    def wait(self) -> None:
+        """Consumer: waits until the current stage is full.
+
+        Scope: the consume hole. PTX: `mbarrier.try_wait.parity` on the stage's `full`.
+        """
+        self.ring.wait()
+
+    def release(self) -> None:
+        """Consumer: gives the current stage back, and goes to the next.
+
+        Scope: the consume hole, after `tc.mma_wait` for what reads it. PTX: `mbarrier.arrive`.
+        """
+        self.ring.release()
+
+    def claim(self) -> None:
+        """Who fills an output: waits until the current stage is empty.
+
+        Scope: the consume hole. PTX: `mbarrier.try_wait.parity` on the stage's `empty`.
+        """
+        self._check_filled_here("claim")
+        self.ring.claim()
+
+    def publish(self) -> None:
+        """Who fills an output: the current stage is written; goes to the next.
+
+        Scope: the consume hole. PTX: `fence.proxy.async`, `mbarrier.arrive` of every thread.
+        """
+        self._check_filled_here("publish")
+        self.ring.publish()
+
+    def _check_filled_here(self, name: str) -> None:
+        if self.ring.writer is None:
+            raise ScopeError(
+                f"{name}: of an output; inputs are filled by the producer, got {self!r}",
+                hint="input.wait() and input.release()",
+            )
+
+
+class Slot:
+    """One tile of the current stage of a ring."""
+
+    def __init__(self, slots: Slots, index: Any):
+        self.slots = slots
+        self.index = index
+
+    def __repr__(self) -> str:
+        """Its ring's name and its number."""
+        return f"{self.slots.name}[{self.index!r}]"
+
+    @property
+    def tile(self) -> SharedTile:
+        """Its shared tile."""
+        alloc, ring = self.slots.alloc, self.slots.ring
+        ring.touch()
+        name = self.slots.name
+        first = named(binary("mul", ring.stage, self.slots.count), f"{name}_first")
+        position = named(binary("add", first, self.index), f"{name}_tile")
+        view = ViewShared(alloc.result, operand_of(position), alloc.stride_bytes, alloc.tile)
+        return SharedTile(add(view).result)
+
+    def load(self, source: GlobalTile, multicast: bool = False) -> None:
+        """Producer: fills it; the ring is acquired at the first load of a step."""
+        ring = self.slots.ring
+        if ring.writer is not None:
+            raise ScopeError(
+                f"load_async: {self.slots.name} is filled by the {ring.writer.name}, not loaded",
+                hint=f"tc.store({self.slots.name}, tile) in a hole of the {ring.writer.name}",
+            )
+        ring.acquire()
+        self.slots.loads += 1
+        ring.fill(self.tile, source, multicast=multicast)
+
+    def store_to(self, destination: GlobalTile, reduce: str, cache: str) -> None:
+        """Who stores: moves it on to global memory, by TMA or by threads where TMA cannot."""
+        ring, kind = self.slots.ring, self.slots.kind
+        if ring.writer is None or ring.visit is None or ring.visit.party is ring.writer:
+            raise ScopeError(
+                f"store_async: outputs are stored in the pipeline's store hole, got {self!r}",
+                hint="@pipe.store; inputs are not stored",
+            )
+        region = destination.region(kind.rows, kind.cols)
+        check_meets("store_async", kind, region)
+        tile = self.tile
+        if region.tma_stores:
+            add(TmaStore(
+                tile.value, region.coords, region.arg, axes=region.axes, reduce=reduce,
+                cache=cache,
+            ))  # fmt: skip
+            return
+        if reduce or current().scope is Scope.THREAD:
+            raise LayoutError(
+                f"store_async: TMA cannot reach {region.arg.name}: {region.obstacle}",
+                hint="store a whole tensor, with strides of multiples of 16 bytes",
+            )
+        add(CopyByThreads(
+            tile.value, region.coords, region.arg, axes=region.axes, bounds=region.bounds,
+            chunks=moves_chunks(tile, region), store=True,
+        ))  # fmt: skip
+
+
+def finish_step(ring: Ring, slots: list[Slots]) -> None:
+    """Producer, after the load hole: bytes and arrivals are known; on to the next stage."""
+    if ring.acquired is None:
+        raise SyncError(
+            f"ring {ring.name}: the load hole must load it every step, got no load_async",
+            loc=slots[0].alloc.loc,
+            hint="load every pipe.input in @pipe.load",
+        )
+    ring.settle(ring.acquired, ring.stage)
+    ring.acquired = None
+    for some in slots:
+        if some.loads != some.count:
+            raise SyncError(
+                f"{some.name}: each of its {some.count} tiles is loaded once a step, "
+                f"got {some.loads} loads",
+                loc=some.alloc.loc,
+            )
+        some.loads = 0
+    ring.advance()
