@@ -127,7 +127,8 @@ VIEWS = Family(
     "Views of tensors",
     """
 A view renames axes of a tensor argument; nothing is copied, and everything that takes a place
-takes one of a view. `A[first:last, col, :]` cuts an axis, fixes one and keeps one.
+takes one of a view. `A[first:last, col, :]` cuts an axis, fixes one and keeps one;
+`A[::-1, :]` has its rows backwards.
 """,
     tuple(f"tensor.{name}" for name in
           "size rows cols at T permute broadcast paged dtype order tma".split()),
@@ -138,6 +139,7 @@ takes one of a view. `A[first:last, col, :]` cuts an axis, fixes one and keeps o
           "first = X.permute(1, 0)\n"
           "tc.store(Y[0, 0], tc.load(first[0, 0], rt[f32, 64, 64]) + float(first.size(0)))",
           "np.allclose(Y, X.T + 64)"),
+        E("tensor.rows", PLACE.format("X[::-1, :][0, 0]"), "np.array_equal(Y, X[::-1])"),
         E("tensor.broadcast", PLACE.format("X[n, :].broadcast(64)[0, 0]"),
           "np.array_equal(Y, np.broadcast_to(X[5], (64, 64)))"),
         E("tensor.rows tensor.cols tensor.dtype tensor.order tensor.tma", """

@@ -8,10 +8,11 @@ from memory_cases import MemoryCase, run_on_machine
 from .barriers import CASES as BARRIERS
 from .clusters import CASES as CLUSTERS
 from .registers import CASES as REGISTERS
+from .reversed_views import CASES as REVERSED
 from .transfers import CASES as TRANSFERS
 from .views import CASES as VIEWS
 
-CASES = (*BARRIERS, *CLUSTERS, *REGISTERS, *TRANSFERS, *VIEWS)
+CASES = (*BARRIERS, *CLUSTERS, *REGISTERS, *REVERSED, *TRANSFERS, *VIEWS)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -44,6 +44,7 @@ def product(view: Any) -> Any:
 
 VIEWS = {
     "sequence": (lambda A, first, last: A[first:last, 0:128], 0),
+    "backwards": (lambda A, first, last: A[first:last, 0:128][::-1, :], 0),
     "columns": (lambda A, first, last: A[first:, :][:, 64:192], 64),
 }
 
@@ -55,6 +56,40 @@ def test_pipeline_on_a_view(name: str):
     a, b = (rng.standard_normal(s).astype(bf16.numpy) for s in ((200, 192), (128, 128)))
     c = np.full((150, 128), 7, np.float32)
     product(view)(a, b, c, 40, 140, grid=2)
-    wanted = a[40:140, column : column + 128].astype(np.float32) @ b.astype(np.float32)
+    rows = slice(139, 39, -1) if name == "backwards" else slice(40, 140)
+    wanted = a[rows, column : column + 128].astype(np.float32) @ b.astype(np.float32)
     np.testing.assert_allclose(c[:100], wanted, rtol=1e-4, atol=1e-4)
     assert (c[100:] == 7).all()
+
+
+@tc.kernel
+def stores_backwards(A: gl[bf16, "M", 64], B: gl[bf16, 64, "N"], C: gl[f32, "M", "N"]):
+    pipe = tc.lcf(
+        consumers=1, stages=2, steps=1,
+        tasks=tc.row_major(tc.cdiv(C.rows, 64), tc.cdiv(C.cols, 64)),
+    )
+    left, right = pipe.input(st[bf16, 64, 64]), pipe.input(st[bf16, 64, 64])
+    out = pipe.output(st[f32, 64, 64])
+    acc = pipe.accumulator(f32, 64, 64)
+
+    @pipe.load
+    def _(task, k):
+        tc.load_async(left, A[task.row, k])
+        tc.load_async(right, B[k, task.col])
+
+    @pipe.compute
+    def _(task, k):
+        tc.mma_AB(acc, left, right)
+
+    @pipe.finish
+    def _(task):
+        out.store(C[::-1, ::-1][task.row, task.col], acc)
+
+
+def test_pipeline_stores_backwards():
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-4, 5, s).astype(bf16.numpy) for s in ((100, 64), (64, 104)))
+    c = np.full((100, 104), 7, np.float32)
+    stores_backwards(a, b, c, grid=2)
+    wanted = a.astype(np.float32) @ b.astype(np.float32)
+    np.testing.assert_array_equal(c[::-1, ::-1], wanted)

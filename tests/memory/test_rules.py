@@ -64,7 +64,8 @@ RULES = (
          "shared: wanted a shared tile's type, got rt[f32, 64, 64] (RegTileType)",
          "tc.shared(tc.st[tc.bf16, 64, 64])"),
     # views
-    Rule(lambda k: k.A[:, 0:4:2], LayoutError, "A: slices have no step, got 2",
+    Rule(lambda k: k.A[:, 0:4:2], LayoutError,
+         "A: slices have no step but -1 of a whole axis, got 2",
          "a strided array can be an argument"),
     Rule(lambda k: k.A.permute(0, 0), LayoutError,
          "A.permute: names each of 2 axes once, got (0, 0)"),
@@ -100,8 +101,11 @@ RULES = (
          "st[f32, 64, 64, A.order]", full),
     Rule(lambda k: tc.load_async(tile(), k.A[0:9, :][0, 0], k.b), LayoutError,
          "load_async: TMA cannot reach A: a view with an end is narrower than the tensor that "
-         "TMA knows",
-         "tc.copy(tile, A[row, col]) by threads; A.tma, known while tracing, tells", full),
+         "TMA knows", "tc.copy(tile, A[row, col]) by threads, or A[first:, :], which reads what "
+         "follows too, and a mask", full),
+    Rule(lambda k: tc.store_async(k.A[0 : k.n, :][0, 0], tile()), LayoutError,
+         "store_async: TMA cannot reach A: a view with an end is narrower than the tensor that "
+         "TMA knows", "tc.copy(A[row, col], tile) by threads, which writes nothing behind the end"),
     *(Rule(lambda k, at=at: tc.load_async(tile(), at(k), k.b), LayoutError,
            "load_async: TMA cannot reach A: it is not known to begin at a multiple of 16 bytes "
            "along the contiguous axis",
@@ -113,6 +117,18 @@ RULES = (
            "contiguous axis",
            "tc.copy(tile, A[row, col]) by threads; A.tma, known while tracing, tells")
       for at in (lambda k: k.A[0, -1], lambda k: k.A.at(0, -8), lambda k: k.A[:, 8:].at(0, -16))),
+    Rule(lambda k: tc.load_async(tile(), k.A[::-1, :][0, 0], k.b), LayoutError,
+         "load_async: TMA cannot reach A: an axis that runs backwards has a negative stride",
+         "tc.copy(tile, A[row, col]) by threads; A.tma, known while tracing, tells", full),
+    Rule(lambda k: k.A[::-2, :], LayoutError,
+         "A: slices have no step but -1 of a whole axis, got -2",
+         "a strided array can be an argument"),
+    Rule(lambda k: k.A[9:0:-1, :], LayoutError,
+         "A: slices have no step but -1 of a whole axis, got -1",
+         "A[first:last, :][::-1, :]"),
+    Rule(lambda k: k.A[::-1, :][tc.load(k.v[0], rv[s32, 64]), 0].region(64, 64), LayoutError,
+         "A: an axis with an index vector begins at its first element, got a slice",
+         "add the slice's start to the index"),
     Rule(lambda k: tc.load_async(tile(), k.A[0, 0], k.b, cache="hot"), LayoutError,
          "load_async: cache is one of evict_first, evict_last, evict_normal, got cache='hot'",
          "", full),
@@ -134,8 +150,8 @@ RULES = (
     Rule(lambda k: tc.load_bulk(tile(), k.A[0, 0], k.b), LayoutError,
          "load_bulk: moves a shared vector, got st[f32, 64, 64]", "", full),
     Rule(lambda k: tc.load_bulk(tile(sv[f32, 64]), k.A.T[0, 0], k.b), LayoutError,
-         "load_bulk: the elements lie together in A, got a place along another axis, a view with "
-         "an end, or strides that are not multiples of 16 bytes", "", full),
+         "load_bulk: the elements lie together in A, got a place along another axis or backwards, "
+         "a view with an end, or strides that are not multiples of 16 bytes", "", full),
     # copies by threads
     Rule(lambda k: tc.copy_async(tile(), k.A.at(0, k.n)), LayoutError,
          "copy_async: copies 16-byte units whose place in A is a multiple of 16 bytes, in one "

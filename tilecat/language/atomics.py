@@ -89,7 +89,7 @@ def _atomic(operation: str, destination: Any, source: Any) -> None:
         region = destination.region(*extents)
         add(AtomicGlobal(
             region.coords, region.arg, axes=region.axes, bounds=region.bounds,
-            operation=operation, tile=value,
+            reverse=region.reverse, operation=operation, tile=value,
         ))  # fmt: skip
     else:
         raise LayoutError(

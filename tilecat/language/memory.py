@@ -113,7 +113,7 @@ def _load_global(source: GlobalTile, kind: Any, fill: float) -> Any:
     extents = kind.shape if isinstance(kind, RegTileType) else (kind.length,)
     region = source.region(*extents)
     op = LoadGlobal(
-        region.coords, region.arg, axes=region.axes, bounds=region.bounds,
+        region.coords, region.arg, axes=region.axes, bounds=region.bounds, reverse=region.reverse,
         together=region.together, kind=held_by_scope(kind, "load"), fill=fill,
     )  # fmt: skip
     return wrap(add(op).result)
@@ -167,7 +167,7 @@ def _store_global(place: GlobalTile, source: Any) -> None:
     extents = value.type.shape if isinstance(value.type, RegTileType) else (value.type.length,)
     region = place.region(*extents)
     op = StoreGlobal(
-        region.coords, region.arg, axes=region.axes, bounds=region.bounds,
+        region.coords, region.arg, axes=region.axes, bounds=region.bounds, reverse=region.reverse,
         together=region.together, tile=value,
     )  # fmt: skip
     add(op)

@@ -39,6 +39,7 @@ class Axis:
         stop: first element beyond it; None for the tensor's end.
         extent: of a broadcast axis.
         pages: how its rows lie in pages, or None.
+        origin: element of the tensor where an axis that runs backwards begins; None: forwards.
     """
 
     dim: int | None
@@ -46,6 +47,7 @@ class Axis:
     stop: Any = None
     extent: Any = None
     pages: Pages | None = None
+    origin: Any = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +61,7 @@ class Region:
         bounds: narrower than the tensor, or empty.
         order: "row" or "col": which of them is contiguous in memory; "" for neither.
         together: the place on the contiguous axis is a multiple of this many elements.
+        reverse: the tensor's axes along which the tile's elements lie backwards.
     """
 
     arg: TensorArg
@@ -67,13 +70,14 @@ class Region:
     bounds: Bounds
     order: str
     together: int
+    reverse: tuple[int, ...] = ()
 
     @property
     def tma(self) -> bool:
         """Whether TMA can load it."""
         types = [c.type for c in self.coords if isinstance(c, Value)]
         gathered = any(not isinstance(kind, ScalarType) for kind in types)
-        plain = BROADCAST not in self.axes and not self.bounds and not gathered
+        plain = not (BROADCAST in self.axes or self.bounds or gathered or self.reverse)
         return self.arg.tma and plain and bool(self.order) and tma_reaches(self.arg, self.together)
 
     @property
@@ -90,6 +94,8 @@ class Region:
         """Why TMA cannot load or store it."""
         if not self.arg.tma:
             return "its strides or its address are not multiples of 16 bytes"
+        if self.reverse:
+            return "an axis that runs backwards has a negative stride"
         if self.bounds:
             return "a view with an end is narrower than the tensor that TMA knows"
         if BROADCAST in self.axes:
@@ -135,6 +141,7 @@ class Finder:
         self.coords: dict[int, Any] = dict(place.tensor.fixed)
         self.bounds: dict[int, tuple[Any, Any]] = {}
         self.together = 0
+        self.reverse: list[int] = []
 
     def region(self) -> Region:
         """The region."""
@@ -150,7 +157,8 @@ class Finder:
             ]
         found = tuple(bounds) if self.bounds else ()
         order = order_of(arg, axes) if axes else ""
-        return Region(arg, coords, axes, found, order, self.together or _ANY)
+        together, reverse = self.together or _ANY, tuple(self.reverse)
+        return Region(arg, coords, axes, found, order, together, reverse)
 
     def _operand(self, value: Any) -> Any:
         return value.value if is_vector(value) else operand_of(value, self.arg.name)
@@ -172,6 +180,9 @@ class Finder:
         if axis.pages is not None:
             self._paged(axis, axis.pages, position, extent)
             return
+        if axis.origin is not None:
+            self._backwards(axis, position, number >= self.first)
+            return
         start = axis.start
         self.coords[axis.dim] = binary("add", start, position)
         if axis.dim == self.arg.contiguous:
@@ -179,10 +190,20 @@ class Finder:
         if axis.stop is not None and not _within(position, extent, start, axis.stop):
             self.bounds[axis.dim] = (start, axis.stop)
 
+    def _backwards(self, axis: Axis, position: Any, along: bool) -> None:
+        assert axis.dim is not None, "a broadcast axis has no direction"
+        self.coords[axis.dim] = binary("sub", axis.origin, position)
+        if along:
+            self.reverse.append(axis.dim)
+        if axis.dim == self.arg.contiguous:
+            self.together = 1
+        if axis.stop is not None:
+            self.bounds[axis.dim] = (axis.start, axis.stop)
+
     def _gathered(self, axis: Axis, index: Any) -> None:
         if axis.dim is None or axis.pages is not None:
             raise LayoutError(f"{self.arg.name}: only a plain axis takes an index vector")
-        if axis.start != 0 or axis.stop is not None:
+        if axis.start != 0 or axis.stop is not None or axis.origin is not None:
             raise LayoutError(
                 f"{self.arg.name}: an axis with an index vector begins at its first element, "
                 "got a slice",

@@ -54,9 +54,16 @@ def _by_tma(
     name: str, kind: SharedTileType | SharedVecType, region: Region, *, store: bool = False
 ) -> None:
     if not (region.tma_stores if store else region.tma):
+        hint = "tc.copy(tile, A[row, col]) by threads; A.tma, known while tracing, tells"
+        if region.bounds and store:
+            hint = "tc.copy(A[row, col], tile) by threads, which writes nothing behind the end"
+        elif region.bounds:
+            hint = (
+                "tc.copy(tile, A[row, col]) by threads, or A[first:, :], which reads what follows "
+                "too, and a mask"
+            )
         raise LayoutError(
-            f"{name}: TMA cannot reach {region.arg.name}: {region.obstacle}",
-            hint="tc.copy(tile, A[row, col]) by threads; A.tma, known while tracing, tells",
+            f"{name}: TMA cannot reach {region.arg.name}: {region.obstacle}", hint=hint
         )
     check_meets(name, kind, region)
 
@@ -315,11 +322,11 @@ def _adjacent(name: str, vector: Any, place: Any) -> tuple[SharedVec, Region]:
     if not isinstance(vector, SharedVec):
         raise LayoutError(f"{name}: moves a shared vector, got {vector!r}")
     region = where.region(vector.type.length)
-    whole = region.order == "row" and region.arg.tma and not region.bounds
+    whole = region.order == "row" and region.arg.tma and not region.bounds and not region.reverse
     if not whole:
         raise LayoutError(
             f"{name}: the elements lie together in {region.arg.name}, got a place along another "
-            "axis, a view with an end, or strides that are not multiples of 16 bytes"
+            "axis or backwards, a view with an end, or strides that are not multiples of 16 bytes"
         )
     check_meets(name, vector.type, region)
     return vector, region
@@ -400,8 +407,8 @@ def copy(out: Any, source: Any, *, fill: float = 0) -> None:
             check_meets("copy", target.type, region)
         op = CopyByThreads(
             target.value, region.coords, region.arg, axes=region.axes, bounds=region.bounds,
-            part=number, parts=len(regions), chunks=moves_chunks(target, region), store=store_,
-            fill=fill,
+            reverse=region.reverse, part=number, parts=len(regions), store=store_, fill=fill,
+            chunks=moves_chunks(target, region),
         )  # fmt: skip
         add(op)
 
@@ -421,7 +428,8 @@ def copy_async(tile: Any, source: GlobalTile) -> None:
         check_meets("copy_async", target.type, region)
         op = CopyAsync(
             target.value, region.coords, region.arg, axes=region.axes, bounds=region.bounds,
-            part=number, parts=len(regions), chunks=moves_chunks(target, region),
+            reverse=region.reverse, part=number, parts=len(regions),
+            chunks=moves_chunks(target, region),
         )  # fmt: skip
         add(op)
 

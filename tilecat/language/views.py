@@ -6,6 +6,7 @@
     A[3, :, :]                 the axes left when one is fixed
     A[first:, :]               an axis that starts further on
     A[first:last, :]           a part: outside it loads give zero and stores write nothing
+    A[::-1, :]                 an axis backwards: time reversed
     A.broadcast(n)             one more axis in front, along which all elements are equal
     A.paged(table)             two axes, pages and rows of a page, as one axis of rows
     A[index, col]              rows gathered (or scattered) by a vector of s32: in registers for
@@ -73,6 +74,7 @@ class GlobalTensor:
         self.arg.asked = True
         dims = tuple(inner_axis(axis) for axis in self.axes[-2:])
         ended = any(axis.stop is not None for axis in self.axes)
+        ended |= any(axis.origin is not None for axis in self.axes[-2:])
         starts = (divisor(a.start) for a in self.axes if a.dim == self.arg.contiguous)
         whole = not ended and all(tma_reaches(self.arg, start) for start in starts)
         plain = BROADCAST not in dims and order_of(self.arg, dims)
@@ -89,6 +91,8 @@ class GlobalTensor:
         axis = self.axes[dim]
         if axis.dim is None:
             return axis.extent
+        if axis.origin is not None:
+            return binary("sub", binary("add", axis.origin, 1), axis.start)
         if axis.stop is not None:
             return binary("sub", axis.stop, axis.start)
         whole = self._extent(axis.dim)
@@ -210,14 +214,19 @@ class GlobalTensor:
             if axis.pages is not None:
                 raise LayoutError(f"{self.arg.name}: a paged axis cannot be fixed, got {item!r}")
             if axis.dim is not None:
-                fixed.append((axis.dim, binary("add", item, axis.start)))
+                back = axis.origin is not None
+                origin, step = (axis.origin, "sub") if back else (axis.start, "add")
+                fixed.append((axis.dim, binary(step, origin, item)))
         return GlobalTensor(self.arg, tuple(axes), tuple(fixed))
 
     def _slice(self, axis: Axis, item: slice) -> Axis:
+        if item.step == -1 and item.start is None and item.stop is None:
+            return self._reversed(axis)
         if item.step not in (None, 1):
             raise LayoutError(
-                f"{self.arg.name}: slices have no step, got {item.step!r}",
-                hint="a strided array can be an argument",
+                f"{self.arg.name}: slices have no step but -1 of a whole axis, got {item.step!r}",
+                hint=f"{self.arg.name}[first:last, :][::-1, :]" if item.step == -1
+                else "a strided array can be an argument",
             )
         bounds = [b for b in (item.start, item.stop) if b is not None]
         for bound in bounds:
@@ -231,8 +240,29 @@ class GlobalTensor:
         if axis.dim is None:
             extent = axis.extent if item.stop is None else item.stop
             return replace(axis, extent=binary("sub", extent, start))
+        if axis.origin is not None:
+            return _slice_backwards(axis, start, item.stop)
         stop = axis.stop if item.stop is None else binary("add", axis.start, item.stop)
         return replace(axis, start=binary("add", axis.start, start), stop=stop)
+
+    def _reversed(self, axis: Axis) -> Axis:
+        if axis.dim is None:
+            return axis
+        if axis.pages is not None:
+            raise LayoutError(f"{self.arg.name}: a paged axis has no step, got -1")
+        if axis.origin is not None:
+            return replace(axis, stop=binary("add", axis.origin, 1), origin=None)
+        end = self._extent(axis.dim) if axis.stop is None else axis.stop
+        return replace(axis, origin=binary("sub", end, 1))
+
+
+def _slice_backwards(axis: Axis, start: Any, stop: Any) -> Axis:
+    """`axis[start:stop]` of an axis that runs backwards from its origin."""
+    origin = binary("sub", axis.origin, start)
+    if stop is None and axis.stop is None:
+        return replace(axis, origin=origin)
+    low = axis.start if stop is None else binary("sub", binary("add", axis.origin, 1), stop)
+    return replace(axis, start=low, stop=binary("add", origin, 1), origin=origin)
 
 
 class GlobalTile:

@@ -79,11 +79,13 @@ class ThreadCopy(TileTransfer):
         bounds: first coordinate inside and first beyond, for every axis; empty: the tensor's.
             A coordinate that is a shared vector of s32 gives each row (or column) its own.
         chunks: 16-byte units; else elements.
+        reverse: axes of the tensor along which elements lie backwards from `coords`.
     """
 
     scopes: ClassVar[tuple[Scope, ...]] = (Scope.WARPGROUP, Scope.WARP)
     bounds: Bounds = operand(default=(), kw_only=True)
     chunks: bool = attribute(default=False, kw_only=True)
+    reverse: tuple[int, ...] = attribute(default=(), kw_only=True)
 
     @property
     def unit(self) -> int:
@@ -172,7 +174,8 @@ class ThreadCopy(TileTransfer):
             elif dim in axes:
                 coord = w.src(start, "s32")
                 full = w.new("b32", "coord")
-                w.line(ptx.alu("add.s32", full, coord, local[axes.index(dim)]))
+                step = "sub.s32" if dim in self.reverse else "add.s32"
+                w.line(ptx.alu(step, full, coord, local[axes.index(dim)]))
                 coord = full
             else:
                 coord = w.src(start, "s32")

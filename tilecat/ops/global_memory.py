@@ -114,6 +114,7 @@ class GlobalAccess(Op):
         bounds: first coordinate inside and first beyond, for every axis; empty: the tensor's.
         together: elements of the contiguous axis that start at a multiple of their number, so
             that they may move in one access; 1 if nothing is known.
+        reverse: axes of the tensor along which elements lie backwards from `coords`.
     """
 
     scopes: ClassVar[tuple[Scope, ...]] = TILE_SCOPES
@@ -122,6 +123,7 @@ class GlobalAccess(Op):
     axes: tuple[int, ...] = attribute(default=(), kw_only=True)
     bounds: Bounds = operand(default=(), kw_only=True)
     together: int = attribute(default=1, kw_only=True)
+    reverse: tuple[int, ...] = attribute(default=(), kw_only=True)
 
     @property
     def needs_layout(self) -> bool:
@@ -131,7 +133,7 @@ class GlobalAccess(Op):
     def place(self, w: Any, kind: RegTileType | RegVecType) -> tuple[Place, list[Steps]]:
         """Where its elements lie."""
         axes = self.axes or default_axes(kind, self.arg)
-        return place_of(w, kind, self.arg, self.coords, axes, self.bounds)
+        return place_of(w, kind, self.arg, self.coords, axes, self.bounds, self.reverse)
 
     def run(self, kind: RegTileType | RegVecType) -> int:
         """Adjacent elements of a thread that one access may move: 1 where it may not."""
@@ -141,6 +143,7 @@ class GlobalAccess(Op):
         along = axes[1 if kind.order == "row" else 0]
         run = int(kind.layout.fragment.run)
         fits = along == self.arg.contiguous and BROADCAST not in axes and self.together % run == 0
+        fits = fits and along not in self.reverse
         if not fits or run == 1 or any(map(_is_index, self.coords)):
             return 1
         return run if _adjacent(kind, run) else 1
@@ -151,7 +154,14 @@ class GlobalAccess(Op):
         extents = dict(zip(axes, kind.shape, strict=True))
         for dim, coord in enumerate(self.coords):
             start, test = w.src(coord, "s32"), w.new("pred", "fits")
-            if dim in extents:
+            if dim in self.reverse:
+                last = w.new("b32", "last")
+                w.line(ptx.alu("sub.s32", last, start, extents[dim] - 1))
+                w.line(ptx.alu("setp.ge.s32", test, last, 0))
+                found = w.both(found, test)
+                test = w.new("pred", "fits")
+                w.line(ptx.alu("setp.lt.s32", test, start, w.extent(self.arg, dim)))
+            elif dim in extents:
                 last = w.new("b32", "last")
                 w.line(ptx.alu("add.s32", last, start, extents[dim]))
                 w.line(ptx.alu("setp.le.s32", test, last, w.extent(self.arg, dim)))

@@ -212,7 +212,7 @@ class Place:
 
 def place_of(
     w: Any, kind: RegTileType | RegVecType, arg: TensorArg, coords: tuple[Operand, ...],
-    axes: tuple[int, ...], bounds: Bounds = (),
+    axes: tuple[int, ...], bounds: Bounds = (), reverse: tuple[int, ...] = (),
 ) -> tuple[Place, list[Steps]]:  # fmt: skip
     """Where a tile or vector lies, and each element's steps from the thread's first.
 
@@ -220,6 +220,8 @@ def place_of(
     that is a vector gives each row or column (or element) a coordinate of its own.
     """
     spread, steps = _lanes(w, kind, axes)
+    for dim in reverse:
+        _turn_back(w, dim, spread, steps)
     starts: list[Operand | None] = list(coords)
     for dim, coord in enumerate(coords):
         if isinstance(coord, Value) and isinstance(coord.type, RegVecType):
@@ -230,6 +232,17 @@ def place_of(
             spread.pop(dim, None)
             starts[dim] = None
     return Place(w, arg, tuple(starts), spread, bounds), steps
+
+
+def _turn_back(w: Any, dim: int, spread: dict[int, str], steps: list[Steps]) -> None:
+    """Elements along an axis lie before the first one."""
+    back = w.new("b32", "back")
+    w.line(ptx.alu("sub.s32", back, 0, spread[dim]))
+    spread[dim] = str(back)
+    for step in steps:
+        far = step[dim]
+        assert isinstance(far, int), "not gathered"
+        step[dim] = -far
 
 
 def _lanes(

@@ -101,13 +101,15 @@ class Output:
         add(NamedBarrier(number, CONSUMER_THREADS))
         for index, view in zip(panels, views, strict=True):
             place = list(region.coords)
-            place[along] = self._shift(place[along], index * cols)
+            shift = -index * cols if along in region.reverse else index * cols
+            place[along] = self._shift(place[along], shift)
             if by_tma:
                 add(TmaStore(view, tuple(place), region.arg, axes=region.axes))
             else:
                 add(CopyByThreads(
                     view, tuple(place), region.arg, axes=region.axes, bounds=region.bounds,
-                    chunks=moves_chunks(SharedTile(view), region), store=True,
+                    reverse=region.reverse, chunks=moves_chunks(SharedTile(view), region),
+                    store=True,
                 ))  # fmt: skip
 
     def _buffer(self, index: int) -> Value:

@@ -290,7 +290,7 @@ class Ring:
             self.by_threads = True
             add(CopyByThreads(
                 tile.value, region.coords, region.arg, axes=region.axes, bounds=region.bounds,
-                chunks=moves_chunks(tile, region),
+                reverse=region.reverse, chunks=moves_chunks(tile, region),
             ))  # fmt: skip
 
     def settle(self, announced: ArriveExpect, index: Any) -> None:
