@@ -17,6 +17,7 @@ TITLES = {
     "depth": "Depth of the ring",
     "order": "Order of the tasks",
     "host": "Host time of a call, microseconds",
+    "steps": "A product in nine steps",
 }
 # What the README shows of each table; docs/measurements.md has every row.
 HEADLINES = {
@@ -24,6 +25,7 @@ HEADLINES = {
     "attention": ("D64 B16 N3072", "D128 B16 N3072", "D128 B4 N12288"),
     "depth": ("4096^3",),
     "order": ("16384^3",),
+    "host": None,
 }
 NOTHING = (
     "Nothing has been measured yet: on a machine with an H100 or H200, `make bench` writes its\n"
@@ -101,6 +103,14 @@ def variants(rows: list[dict[str, Any]]) -> list[str]:
     return markdown(["TFLOP/s", *names], cells)
 
 
+def steps(rows: list[dict[str, Any]]) -> list[str]:
+    """One line a variant."""
+    return markdown(
+        ["step", "TFLOP/s"],
+        [[name, _speed(row, name)] for row in rows for name in row.get("tflops", {})],
+    )
+
+
 def host(rows: list[dict[str, Any]]) -> list[str]:
     """Calls and their host time."""
     pairs = [pair for row in rows for pair in row.get("host_us", {}).items()]
@@ -124,7 +134,7 @@ def geomean(rows: list[dict[str, Any]]) -> str:
 
 def _part(table: str, source: Source, labels: tuple[str, ...] | None) -> Iterator[str]:
     rows = [r for r in source.rows if labels is None or r["label"] in labels or table == "host"]
-    makers = {"gemm": speeds, "attention": speeds, "host": host}
+    makers = {"gemm": speeds, "attention": speeds, "host": host, "steps": steps}
     yield f"**{TITLES[table]}** ({caption(source)})"
     yield ""
     yield from makers.get(table, variants)(rows)
@@ -140,10 +150,11 @@ def _part(table: str, source: Source, labels: tuple[str, ...] | None) -> Iterato
     yield ""
 
 
-def tables(folder: Path = RESULTS, *, every_row: bool) -> str:
-    """All that was measured, or its headlines."""
-    found = newest(folder)
+def tables(folder: Path = RESULTS, *, every_row: bool, only: str | None = None) -> str:
+    """All that was measured, or its headlines, or one table."""
     lines: list[str] = []
-    for table, source in found.items():
-        lines += _part(table, source, None if every_row else HEADLINES.get(table))
+    for table, source in newest(folder).items():
+        if table == only or only is None and (every_row or table in HEADLINES):
+            labels = None if every_row or only else HEADLINES[table]
+            lines += _part(table, source, labels)
     return "\n".join(lines).rstrip() + "\n" if lines else NOTHING

@@ -16,13 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from results_tables import HEADLINES, NOTHING, tables
+from results_tables import HEADLINES, NOTHING, TITLES, tables
 
 from tilecat.kernels import KERNELS
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 MEASUREMENTS = ROOT / "docs" / "measurements.md"
+STEPS = ROOT / "docs" / "gemm-in-nine-steps.md"
 MEASURED = re.compile(r"(<!-- measured: (\w+) -->\n).*?(<!-- end -->)", re.S)
 MARK = re.compile(r"<!-- source: (?P<file>\S+):(?P<name>[\w,]+) -->")
 
@@ -88,7 +89,8 @@ def updated(text: str) -> str:
 
 
 def _measured(found: re.Match[str]) -> str:
-    return f"{found[1]}\n{tables(every_row=found[2] == 'all')}\n{found[3]}"
+    only = found[2] if found[2] in TITLES else None
+    return f"{found[1]}\n{tables(every_row=found[2] == 'all', only=only)}\n{found[3]}"
 
 
 def run(block: Block, names: dict) -> None:
@@ -120,8 +122,9 @@ def test_readme_shows_the_kernels_as_they_are():
     assert updated(text) == text, "run: python tests/test_readme.py --write"
 
 
-def test_measurements_are_those_of_the_results_files():
-    text = MEASUREMENTS.read_text(encoding="utf-8")
+@pytest.mark.parametrize("page", [MEASUREMENTS, STEPS], ids=lambda page: page.stem)
+def test_pages_show_the_results_files_and_the_sources_as_they_are(page):
+    text = page.read_text(encoding="utf-8")
     assert MEASURED.search(text)
     assert updated(text) == text, "run: python tests/test_readme.py --write"
 
@@ -179,11 +182,11 @@ def test_tables_show_the_newest_results_and_what_is_missing(tmp_path):
 def test_headlines_are_rows_that_the_benchmark_has():
     names = {shape.name for spec in KERNELS for shape in spec.shapes}
     for labels in HEADLINES.values():
-        assert {label.removesuffix(" NN") for label in labels} <= names
+        assert {label.removesuffix(" NN") for label in labels or ()} <= names
 
 
 if __name__ == "__main__":
-    for path in (README, MEASUREMENTS):
+    for path in (README, MEASUREMENTS, STEPS):
         before = path.read_text(encoding="utf-8")
         after = updated(before)
         if "--write" in sys.argv[1:]:
