@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
-from table import EVERY, INTEGERS, MORE_SHAPES, Row
+from table import EVERY, INTEGERS, MORE_SHAPES, SCOPES, Row
 
 import tilecat as tc
 from tilecat import f32, s32, u8
@@ -93,6 +94,9 @@ MAPS = (
     Row("not", lambda k: ~k.x & 15, lambda k: ~k.x.astype(int) & 15, INTEGERS),
 )  # fmt: skip
 
+NOT_OF_SCALARS = {
+    "fma vectors", "add row", "mul col", "outer", "broadcast_row", "broadcast_col", "not",
+}  # fmt: skip
 CONDITIONS = (
     *(Row(name, body, body, EVERY, out=u8, data="special") for name, body in (
         ("eq", lambda k: k.x == k.y), ("ne", lambda k: k.x != k.y), ("lt", lambda k: k.x < k.y),
@@ -143,4 +147,8 @@ MASKS = (
         lambda k: np.where((k.cols - k.rows - 4 < -5) | (k.cols - k.rows - 4 > 2), 1, k.x), EVERY),
 )  # fmt: skip
 
-ROWS = MAPS + CONDITIONS + MASKS
+# Maps run on one thread's scalars too, but for those of vectors, and `~`, which negates conditions.
+OF_SCALARS = tuple(
+    row if row.name in NOT_OF_SCALARS else replace(row, scopes=(*SCOPES, "thread")) for row in MAPS
+)
+ROWS = OF_SCALARS + CONDITIONS + MASKS

@@ -3,7 +3,7 @@
 A row is one op: a body of a line and a line of NumPy on float64. A case is a row with a dtype, a
 scope, a shape and the order of the register tiles. At warpgroup scope the op sees the whole tile,
 at warp scope each of the four warps a tile of its own: four blocks of rows of the same arrays, or
-of columns for tiles in column order.
+of columns for tiles in column order. At thread scope one thread takes element after element.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ SHAPES = ((64, 32), (128, 32))
 MORE_SHAPES = (*SHAPES, (64, 96))
 SCOPES = ("warpgroup", "warp")
 ORDERS = ("row", "col")
+THREAD_SHAPE = (1, 32)
 N, S = 5, 1.75
 QUICK = 20  # one case in this many runs by default; every row has at least one
 
@@ -69,9 +70,11 @@ class Row:
     scopes: tuple[str, ...] = SCOPES
     orders: tuple[str, ...] = ORDERS
 
-    @property
-    def places(self) -> Iterator[tuple[str, tuple[int, int]]]:
-        """Orders and shapes."""
+    def places(self, dtype: DType, scope: str) -> Iterator[tuple[str, tuple[int, int]]]:
+        """Orders and shapes at a scope; a scalar has 32 bits and no order."""
+        if scope == "thread":
+            yield from [("row", THREAD_SHAPE)] * (dtype in (f32, s32))
+            return
         if "row" in self.orders:
             yield from (("row", shape) for shape in self.shapes)
         if "col" in self.orders:
@@ -117,7 +120,7 @@ def cases_of(rows: Iterable[Row]) -> list[Case]:
         for row in rows
         for dtype in row.dtypes
         for scope in row.scopes
-        for order, shape in row.places
+        for order, shape in row.places(dtype, scope)
     ]
 
 
@@ -165,7 +168,7 @@ def arrays_of(case: Case) -> SimpleNamespace:
 
 def _units(case: Case) -> Iterator[tuple[slice, slice]]:
     """Rows and columns of each warpgroup or warp."""
-    extent = case.shape[case.axis] // (1 if case.scope == "warpgroup" else 4)
+    extent = case.shape[case.axis] // (4 if case.scope == "warp" else 1)
     for first in range(0, case.shape[case.axis], extent):
         part = slice(first, first + extent)
         yield (part, slice(None)) if case.axis == 0 else (slice(None), part)
@@ -241,8 +244,26 @@ class Operands:
     c = cached_property(lambda self: self._vector(1))
 
 
+def kernel_of_thread(case: Case) -> tc.KernelFunction:
+    """A kernel of one thread that runs a case, element after element."""
+    dtype, out = case.dtype, case.out
+
+    def table_case(
+        X: gl[dtype, "M", "N"], Y: gl[dtype, "M", "N"], R: gl[dtype, "M"], C: gl[dtype, "N"],
+        Z: gl[out, "M", "N"], n: s32, s: f32,
+    ):  # fmt: skip
+        with tc.warpgroup(), tc.elected():
+            for i in tc.range(X.cols):
+                x, y = (tc.load(source[0, i], dtype) for source in (X, Y))
+                tc.store(Z[0, i], case.row.body(SimpleNamespace(x=x, y=y, n=n, s=s)))
+
+    return tc.kernel(table_case)
+
+
 def kernel_of(case: Case) -> tc.KernelFunction:
     """A kernel of one warpgroup that runs a case."""
+    if case.scope == "thread":
+        return kernel_of_thread(case)
     dtype, wide, out = case.dtype, computed_in(case.dtype), case.out
     warp = case.scope == "warp"
     shape = list(case.shape)

@@ -66,7 +66,8 @@ RULES = (
     Rule(lambda k: tc.var(0).set(1.5), DTypeError,
          "var.set: an integer scalar takes an int, got 1.5 with s32",
          "tc.var(0).set", "convert the scalar with .to(tc.f32)"),
-    Rule(lambda k: tc.exp2(k.n), DTypeError, "exp2: wanted an f32 scalar, got s32", "tc.exp2("),
+    Rule(lambda k: tc.exp2(k.n), DTypeError, "exp2: not defined on integers, got s32", "tc.exp2(",
+         "convert to a float: x.to(tc.f32)"),
     Rule(lambda k: np.zeros(3) + k.s, DTypeError,
          f"add: {NUMBER}, got array([0., 0., 0.]) (ndarray)", "np.zeros(3) + "),
     # Python decides nothing at run time

@@ -1,8 +1,9 @@
-"""Element-wise functions: what a kernel's author calls on tiles, vectors and some scalars.
+"""Element-wise functions: what a kernel's author calls on tiles, vectors and scalars.
 
 Every one takes register tiles and vectors of any float dtype (computed in f32, rounded once), and
-`out`, the place to write instead of a new one. `accurate=True` takes the form whose error is
-bounded in units of the last place for all inputs; without it the hardware's approximation.
+`out`, the place to write instead of a new one; or run-time scalars, each thread's own.
+`accurate=True` takes the form whose error is bounded in units of the last place for all inputs;
+without it the hardware's approximation.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from ..ir import Value
 from ..ops.conditions import Indices, SelectElements
 from ..ops.elementwise import AllocRegisters, Spread, vector_of
 from ..tiles import RegTileType, RegVecType
-from .scalars import Scalar, unary
 from .scalars import select as select_scalar
 from .values import Registers, RegTile, RegVec, apply_map, registers_of, source_of, wrap
 
@@ -29,12 +29,6 @@ __all__ = [
 ]  # fmt: skip
 
 
-def _map1(name: str, x: Any, out: Any, accurate: bool = False) -> Any:
-    if isinstance(x, Scalar) and not accurate:
-        return unary(name, x)
-    return _chosen(name, accurate, x, out=out)
-
-
 def _chosen(name: str, accurate: bool, *sources: Any, out: Any) -> Any:
     if not isinstance(accurate, bool):
         raise DTypeError(f"{name}: accurate is True or False, got {accurate!r}")
@@ -42,8 +36,8 @@ def _chosen(name: str, accurate: bool, *sources: Any, out: Any) -> Any:
 
 
 def exp2(x: Any, out: Any = None) -> Any:
-    """`2**x` of a tile, vector or f32 scalar; 2 ulp (`ex2.approx.ftz.f32`)."""
-    return _map1("exp2", x, out)
+    """`2**x` of a tile, vector or scalar; 2 ulp (`ex2.approx.ftz.f32`)."""
+    return apply_map("exp2", x, out=out)
 
 
 def exp(x: Any, out: Any = None, *, accurate: bool = False) -> Any:
@@ -55,8 +49,8 @@ def exp(x: Any, out: Any = None, *, accurate: bool = False) -> Any:
 
 
 def log2(x: Any, out: Any = None) -> Any:
-    """`log2 x` of a tile, vector or f32 scalar: absolute 2**-22 near 1 (`lg2.approx.ftz.f32`)."""
-    return _map1("log2", x, out)
+    """`log2 x` of a tile, vector or scalar: absolute 2**-22 near 1 (`lg2.approx.ftz.f32`)."""
+    return apply_map("log2", x, out=out)
 
 
 def log(x: Any, out: Any = None, *, accurate: bool = False) -> Any:
@@ -65,8 +59,8 @@ def log(x: Any, out: Any = None, *, accurate: bool = False) -> Any:
 
 
 def rcp(x: Any, out: Any = None, *, accurate: bool = False) -> Any:
-    """`1/x` of a tile, vector or f32 scalar; 1 ulp (`rcp.approx.ftz.f32`); accurate: `rcp.rn`."""
-    return _map1("rcp", x, out, accurate)
+    """`1/x` of a tile, vector or scalar; 1 ulp (`rcp.approx.ftz.f32`); accurate: `rcp.rn`."""
+    return _chosen("rcp", accurate, x, out=out)
 
 
 def sqrt(x: Any, out: Any = None, *, accurate: bool = False) -> Any:
@@ -164,8 +158,8 @@ def trunc(x: Any, out: Any = None) -> Any:
 
 
 def absolute(x: Any, out: Any = None) -> Any:
-    """`|x|` of a tile, vector or f32 scalar."""
-    return _map1("abs", x, out)
+    """`|x|` of a tile, vector or scalar."""
+    return apply_map("abs", x, out=out)
 
 
 def relu(x: Any, out: Any = None) -> Any:

@@ -13,6 +13,7 @@ from ..builder import add
 from ..dtypes import DType
 from ..errors import DTypeError, ScopeError
 from ..ir import Value
+from ..ops.elementwise import MapScalar
 from ..ops.scalar import (
     Binary,
     Compare,
@@ -23,7 +24,6 @@ from ..ops.scalar import (
     Operand,
     Select,
     SetVar,
-    Unary,
     common_dtype,
 )
 from ..tiles import ScalarType
@@ -308,11 +308,11 @@ class Scalar:
 
     def __neg__(self) -> Any:
         if self.dtype.is_float:
-            return _unary("neg", self)
+            return map_scalars("neg", self)
         return binary("sub", 0, self)
 
     def __abs__(self) -> Any:
-        return _unary("abs", self)
+        return map_scalars("abs", self)
 
     def __invert__(self) -> Any:
         source = operand_of(self)
@@ -368,13 +368,9 @@ class Var(Scalar):
         return self
 
 
-def _unary(name: str, value: Any) -> Scalar:
-    return Scalar(add(Unary(name, operand_of(value, name))).result)
-
-
-def unary(name: str, value: Scalar) -> Scalar:
-    """exp2, log2, rcp, neg or abs of an f32 scalar."""
-    return _unary(name, value)
+def map_scalars(name: str, *values: Any) -> Scalar:
+    """An element-wise function of run-time scalars, on each thread's own values."""
+    return Scalar(add(MapScalar(name, tuple(operand_of(v, name) for v in values))).result)
 
 
 def var(initial: Any, dtype: DType | None = None, *, name: str = "") -> Var:

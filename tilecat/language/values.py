@@ -22,7 +22,7 @@ from ..tiles import (
     SharedVecType,
 )
 from .products import record_mma
-from .scalars import Scalar, TileOperand, operand_of
+from .scalars import Scalar, TileOperand, map_scalars, operand_of
 
 
 def source_of(value: Any, name: str) -> Any:
@@ -47,10 +47,18 @@ def registers_of(value: Any, name: str) -> Value:
 
 
 def apply_map(name: str, *sources: Any, out: Registers | None = None) -> Any:
-    """Records an element-wise function of tiles, vectors and scalars."""
+    """Records an element-wise function of tiles, vectors and scalars, or of scalars alone."""
+    if out is None and scalars_alone(sources):
+        return map_scalars(name, *sources)
     target = None if out is None else registers_of(out, f"{name}: out")
     op = add(Map(name, tuple(source_of(s, name) for s in sources), target))
     return out if out is not None else wrap(op.result)
+
+
+def scalars_alone(sources: tuple[Any, ...]) -> bool:
+    """Whether operands are run-time scalars and numbers, nothing else."""
+    known = all(isinstance(s, Scalar | bool | int | float) for s in sources)
+    return known and any(isinstance(s, Scalar) for s in sources)
 
 
 def compare_elements(name: str, a: Any, b: Any) -> Any:

@@ -18,7 +18,7 @@ from .control import Elected, OneThread, Range, RoleSection, When
 from .convert import Cast
 from .copies import CopyArrive, CopyAsync, CopyByThreads, CopyGroup
 from .debug import DeviceAssert, Print
-from .elementwise import AllocRegisters, Fill, Map, Spread
+from .elementwise import AllocRegisters, Fill, Map, MapScalar, Spread
 from .global_memory import LoadGlobal, LoadScalar, StoreGlobal, StoreScalar
 from .inline import Inline
 from .masks import Mask
@@ -41,7 +41,6 @@ from .scalar import (
     Select,
     SetVar,
     SpecialRegister,
-    Unary,
     WarpgroupIndex,
     WarpIndex,
 )
@@ -66,8 +65,9 @@ from .vectors import ChangeVector
 from .views import ViewRegisters
 
 ALL_OPS: tuple[type[Op], ...] = (
-    SpecialRegister, WarpgroupIndex, WarpIndex, Extent, ScalarArgument, Binary, Unary, Compare, Not,
-    Select, ConvertScalar, NewVar, GetVar, SetVar, Range, When, OneThread, Elected, RoleSection,
+    SpecialRegister, WarpgroupIndex, WarpIndex, Extent, ScalarArgument, Binary, MapScalar, Compare,
+    Not, Select, ConvertScalar, NewVar, GetVar, SetVar, Range, When, OneThread, Elected,
+    RoleSection,
     AllocBarriers, InitBarriers, Arrive, ArriveExpect, WaitBarrier, TestBarrier, NamedBarrier,
     FenceAsync, Fence, WarpSync, ClusterBarrier, GridDependency,
     AllocShared, AllocScratch, ViewShared, StoreShared, LoadShared,

@@ -26,7 +26,7 @@ from .elements import (
     whole_registers,
 )
 from .map_rows import MAPS, MapRow
-from .scalar import Operand
+from .scalar import Operand, common_dtype
 
 RegType = RegTileType | RegVecType
 _TEMPORARY = {"p": "pred", "i": "b32"}  # kind of a temporary by its first letter
@@ -221,6 +221,31 @@ class Map(Op):
         )
 
 
+@dataclass(eq=False)
+class MapScalar(Op):
+    """`d = f(a, ...)` on one thread's own values: the rows of tiles, on run-time scalars."""
+
+    verb: ClassVar[str] = "{name}"
+    pure: ClassVar[bool] = True
+    name: str = attribute()
+    sources: tuple[Operand, ...] = operand()
+
+    def infer(self) -> tuple[TileType, ...]:
+        """A scalar of the operands' dtype."""
+        kind = ScalarType(common_dtype(self.name, *self.sources))
+        if not whole_registers(kind.dtype) or kind.dtype.kind == "pred":
+            raise DTypeError(f"{self.name}: wanted f32, s32 or u32 scalars, got {kind}")
+        check_defined(self.name, kind)
+        return (kind,)
+
+    def emit(self, w: Any) -> None:
+        """The row's instructions."""
+        kind = self.result.type
+        assert isinstance(kind, ScalarType), "inferred"
+        operands = [[w.src(v, computed_in(kind.dtype).name)] for v in self.sources]
+        apply(w, MAPS[self.name], kind, operands, [w.define(self.result)])
+
+
 def element_count(kind: RegType) -> int:
     """Elements of a tile or vector a thread holds."""
     return kind.registers if isinstance(kind, RegVecType) else kind.elements
@@ -243,7 +268,7 @@ def element_operands(w: Any, kind: RegType, sources: Sequence[Operand]) -> list[
     return found
 
 
-def check_defined(name: str, kind: RegType) -> None:
+def check_defined(name: str, kind: RegType | ScalarType) -> None:
     """The function has a meaning on the dtype.
 
     Raises:
@@ -261,13 +286,15 @@ def check_defined(name: str, kind: RegType) -> None:
     elif not dtype.is_float and not row.integer:
         raise DTypeError(
             f"{name}: not defined on integers, got {kind}",
-            hint="convert to a float: tc.cast(x, tc.f32)",
+            hint="convert to a float: "
+            + ("x.to(tc.f32)" if isinstance(kind, ScalarType) else "tc.cast(x, tc.f32)"),
         )
 
 
 def apply(
-    w: Any, row: MapRow, kind: RegType, operands: Sequence[Sequence[str]], results: Sequence[str]
-) -> None:
+    w: Any, row: MapRow, kind: RegType | ScalarType, operands: Sequence[Sequence[str]],
+    results: Sequence[str],
+) -> None:  # fmt: skip
     """A row's instructions on 32-bit elements, or on conditions."""
     steps = row.steps if kind.dtype.is_float else row.integer
     if kind.dtype.kind == "pred":

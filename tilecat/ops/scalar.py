@@ -31,13 +31,6 @@ BINARY: dict[str, dict[str, str]] = {
 # Numbers a 32-bit scalar can hold; u32 takes negative ones as their bits.
 RANGES = {"s32": (-(2**31), 2**31 - 1), "u32": (-(2**31), 2**32 - 1)}
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
-UNARY: dict[str, tuple[str, ...]] = {
-    "exp2": ("ex2.approx.ftz.f32",),
-    "log2": ("lg2.approx.ftz.f32",),
-    "rcp": ("rcp.approx.ftz.f32",),
-    "neg": ("neg.f32",),
-    "abs": ("abs.f32",),
-}
 
 
 def scalar_dtype(value: Operand) -> dtypes.DType | None:
@@ -234,29 +227,6 @@ class Binary(Op):
         dtype = self.result.type.dtype.name  # type: ignore[union-attr]
         a, b = w.src(self.a, dtype), w.src(self.b, dtype)
         w.line(ptx.alu(BINARY[self.name][dtype], w.define(self.result), a, b))
-
-
-@dataclass(eq=False)
-class Unary(Op):
-    """`d = OP a` on an f32 scalar: exp2, log2, rcp (approximate), neg, abs."""
-
-    verb: ClassVar[str] = "{name}"
-    pure: ClassVar[bool] = True
-    name: str = attribute()
-    a: Operand = operand()
-
-    def infer(self) -> tuple[TileType, ...]:
-        """One f32."""
-        dtype = common_dtype(self.name, self.a)
-        if dtype != dtypes.f32:
-            raise DTypeError(f"{self.name}: wanted an f32 scalar, got {dtype.name}")
-        return (ScalarType(dtypes.f32),)
-
-    def emit(self, w: Any) -> None:
-        """One instruction."""
-        source = w.src(self.a, "f32")
-        for opcode in UNARY[self.name]:
-            w.line(ptx.alu(opcode, w.define(self.result), source))
 
 
 @dataclass(eq=False)
