@@ -47,6 +47,7 @@ from .language.clusters import (
 from .language.complex import ComplexTile, complex_pairs, complex_tile
 from .language.control import one_thread, otherwise, when
 from .language.control import range_ as range
+from .language.cta import cta_map, cta_reduce, cta_sync
 from .language.debug import device_assert
 from .language.debug import print_ as print
 from .language.functions import (
@@ -191,6 +192,9 @@ __all__ = [
     "copy_to_peer",
     "copy_wait",
     "cta_id",
+    "cta_map",
+    "cta_reduce",
+    "cta_sync",
     "cummax",
     "cummin",
     "cumprod",

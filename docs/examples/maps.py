@@ -136,7 +136,8 @@ Unless an entry says otherwise, scope: warpgroup or warp. PTX: the arithmetic in
 """,
     tuple(
         "row_max row_min row_sum row_prod row_absmax col_max col_min col_sum col_prod col_absmax "
-        "total reduce_vector tile_max tile_min tile_sum tile_prod tile_absmax".split()
+        "total reduce_vector tile_max tile_min tile_sum tile_prod tile_absmax cta_reduce cta_map "
+        "cta_sync".split()
     ),
     (
         E("row_max", "y = x - tc.row_max(x)", "np.array_equal(Y, X - X.max(1, keepdims=True))"),
@@ -167,6 +168,12 @@ Unless an entry says otherwise, scope: warpgroup or warp. PTX: the arithmetic in
           "(Y == 1).all()"),
         E("tile_absmax", "y = x / tc.full(rt[f32, 64, 64], tc.tile_absmax(x))",
           "np.isclose(abs(Y).max(), 1)"),
+        E("cta_reduce", "y = x - tc.cta_reduce(\"max\", tc.tile_max(x))  # of one warpgroup here",
+          "np.array_equal(Y, X - X.max())"),
+        E("cta_map cta_sync",
+          "tile = tc.shared(st[f32, 64, 64])\ntc.store(tile, x)\ntc.cta_sync()\n"
+          "tc.cta_map(lambda v: v - tc.row_max(v), tile, tile)\ny = tc.load(tile)",
+          "np.array_equal(Y, X - X.max(1, keepdims=True))"),
     ),
     FRAME,
 )  # fmt: skip

@@ -7,12 +7,13 @@ from memory_cases import MemoryCase, run_on_machine
 
 from .barriers import CASES as BARRIERS
 from .clusters import CASES as CLUSTERS
+from .ctas import CASES as CTAS
 from .registers import CASES as REGISTERS
 from .reversed_views import CASES as REVERSED
 from .transfers import CASES as TRANSFERS
 from .views import CASES as VIEWS
 
-CASES = (*BARRIERS, *CLUSTERS, *REGISTERS, *REVERSED, *TRANSFERS, *VIEWS)
+CASES = (*BARRIERS, *CLUSTERS, *CTAS, *REGISTERS, *REVERSED, *TRANSFERS, *VIEWS)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -20,7 +21,8 @@ def test_memory_case(case: MemoryCase):
     run_on_machine(case)
 
 
-ORDERED = (*BARRIERS, *CLUSTERS, *(case for case in REGISTERS if case.name.startswith("turns")))
+TURNS = tuple(case for case in REGISTERS if case.name.startswith("turns"))
+ORDERED = (*BARRIERS, *CLUSTERS, *CTAS[::8], *TURNS)
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])

@@ -17,6 +17,7 @@ from .conditions import CompareElements, Indices, SelectElements
 from .control import Elected, OneThread, Range, RoleSection, When
 from .convert import Cast
 from .copies import CopyArrive, CopyAsync, CopyByThreads, CopyGroup
+from .cta import ReduceCta
 from .debug import DeviceAssert, Print
 from .elementwise import AllocRegisters, Fill, Map, MapScalar, Spread
 from .global_memory import LoadGlobal, LoadScalar, StoreGlobal, StoreScalar
@@ -79,7 +80,7 @@ ALL_OPS: tuple[type[Op], ...] = (
     ChangeLayout, AllocRegisters, Map, Fill, Spread, Mask, CompareElements, SelectElements, Indices,
     ChangeVector, Scan, RandomBits, ConvertCodes, Nibbles,
     TriangularInverse,
-    Reduce, ReduceVector, Total, Cast, Inline, Print, DeviceAssert, Turn,
+    Reduce, ReduceVector, ReduceCta, Total, Cast, Inline, Print, DeviceAssert, Turn,
 )  # fmt: skip
 
 __all__ = [op.__name__ for op in ALL_OPS] + ["ALL_OPS"]
