@@ -196,11 +196,11 @@ def cta_reduce(name: str, x: Any, axis: str | None = None) -> Any:
     Scope: all warpgroups of a `tc.warpgroup(count)` block. PTX: `st.shared`, `bar.sync 0`,
     `ld.shared`.
     """
-    if name not in COMBINE:
+    if not isinstance(name, str) or name not in COMBINE:
         raise LayoutError(f"cta_reduce: by {', '.join(COMBINE)}, got {name!r}")
     if not isinstance(x, SharedTile):
         return _reduce_scalar(name, x, axis)
-    if axis not in (None, "row", "col"):
+    if axis is not None and not (isinstance(axis, str) and axis in ("row", "col")):
         raise LayoutError(f'cta_reduce: axis is "row", "col" or None, got {axis!r}')
     count = _tiles("cta_reduce", (x,))
     split = _split("cta_reduce", x.type, count)
