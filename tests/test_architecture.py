@@ -46,7 +46,7 @@ LAYERS = (
     ("driver",),
     ("pipeline",),
     ("kernels",),
-    ("operators",),
+    ("gemm_call", "operators"),
     ("testing",),
     ("bench", "torch_ops", "tune"),
     ("cli",),

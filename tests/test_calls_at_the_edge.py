@@ -96,7 +96,7 @@ def test_grouped_rejects_what_is_no_cluster(cluster):
 
 
 def test_dtype_by_name_says_it_is_a_string():
-    with pytest.raises(DTypeError, match=r"T cannot stand for 'f16', got dtype='f16' \(str\)"):
+    with pytest.raises(DTypeError, match=r"TA cannot stand for 'f16', got dtype='f16' \(str\)"):
         matmul.compile(dtype="f16")
 
 

@@ -57,6 +57,7 @@ from .language.functions import (
     full,
     inline,
     require,
+    require_extent,
     zeros,
 )
 from .language.maps import *  # noqa: F403
@@ -144,12 +145,13 @@ from .language.vectors import (
     to_plain,
     to_row_vector,
 )
-from .pipeline.scheduler import Schedule, grouped, row_major, sequence_first
+from .pipeline.scheduler import Schedule, batched, grouped, row_major, sequence_first
 from .pipeline.templates import lcf, lcsf, roles
 from .tiles import gl, inout, rt, rv, st, sv
 
 # isort: split
 # Kernels are written against the names above.
+from .kernels import epilogues
 from .operators import attention, matmul
 
 __version__ = "0.1.0"
@@ -166,6 +168,7 @@ __all__ = [
     "barrier_arrive",
     "barrier_sync",
     "barriers",
+    "batched",
     "bf16",
     "cast",
     "cdiv",
@@ -212,6 +215,7 @@ __all__ = [
     "elected",
     "empty",
     "encode",
+    "epilogues",
     "f16",
     "f32",
     "fence",
@@ -267,9 +271,10 @@ __all__ = [
     "reduce_vector",
     "regroup",
     "require",
-    "roles",
+    "require_extent",
     "ResourceError",
     "right_fill",
+    "roles",
     "row_absmax",
     "row_argmax",
     "row_argmin",

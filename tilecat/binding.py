@@ -8,6 +8,7 @@ from typing import Any
 
 from .dtypes import DType, DTypeVar, by_name
 from .errors import DTypeError, LayoutError, ResourceError
+from .ir import SameExtent
 from .language.kernel import Signature, Specialization, TensorSpec, complete_params
 from .ops.scalar import RANGES
 from .runtime.arrays import ArrayView, overlaps, tma_ok
@@ -39,13 +40,17 @@ class Bound:
     reach: tuple[tuple[int, int], ...]
     numbers: tuple[tuple[int, str, int, int], ...] = ()
 
-    def check(self, views: list[Any], outputs: tuple[int, ...]) -> None:
-        """What may differ between two calls of one shape: numbers and memory.
+    def check(
+        self, views: list[Any], outputs: tuple[int, ...], rules: tuple[SameExtent, ...] = ()
+    ) -> None:
+        """What may differ between two calls of one specialisation: numbers, memory, extents.
 
         Raises:
             DTypeError: an integer beyond its dtype.
-            LayoutError: a read-only or overlapping output.
+            LayoutError: a read-only or overlapping output, or extents against the kernel's rules.
         """
+        for rule in rules:
+            self._check_extent(rule, views)
         for index, arg, low, high in self.numbers:
             if not low <= views[index] <= high:
                 raise DTypeError(
@@ -53,6 +58,16 @@ class Bound:
                     f"got {arg}={views[index]}"
                 )
         self.check_memory(views, outputs)
+
+    def _check_extent(self, rule: SameExtent, views: list[Any]) -> None:
+        got = views[rule.arg.index].shape[rule.dim]
+        wanted = views[rule.like.index].shape[rule.like_dim]
+        if got != wanted and not (rule.or_one and got == 1):
+            raise LayoutError(
+                f"{self.signature.name}: axis {rule.dim} of {rule.arg.name} is as long as axis "
+                f"{rule.like_dim} of {rule.like.name}{', or 1' if rule.or_one else ''}, "
+                f"got {got} and {wanted}"
+            )
 
     def empty(self, outputs: tuple[int, ...]) -> bool:
         """Whether every output has no element."""
@@ -93,11 +108,12 @@ class Bound:
                 self._overlap(index, other)
 
     def _in_place(self, index: int, views: list[Any], other: int) -> bool:
-        """Whether an `inout` argument is the very array that another argument is."""
+        """Whether an `inout` argument is the very array that another of the same dims is."""
         kind, out, candidate = self.signature.args[index][1], views[index], views[other]
         return (
             isinstance(kind, GlobalType)
             and kind.inout
+            and kind.dims == getattr(self.signature.args[other][1], "dims", None)
             and (out.ptr, out.shape, out.strides, out.dtype)
             == (candidate.ptr, candidate.shape, candidate.strides, candidate.dtype)
         )
@@ -142,12 +158,13 @@ def bind(signature: Signature, views: list[Any], params: dict[str, Any]) -> Boun
         DTypeError: element types.
         ResourceError: arrays on different devices.
     """
-    name = signature.name
+    name, declared = signature.name, signature
+    signature = signature.fitted(views)
     if len(views) != len(signature.args):
         wanted = ", ".join(n for n, _ in signature.args)
         raise LayoutError(
             f"{name}: takes {len(signature.args)} arguments ({wanted}), got {len(views)}",
-            hint=signature.describe(),
+            hint=declared.describe(),
         )
     for view, (arg, kind) in zip(views, signature.args, strict=True):
         _check_kind(name, arg, kind, view)
@@ -162,7 +179,9 @@ def bind(signature: Signature, views: list[Any], params: dict[str, Any]) -> Boun
     empties = tuple(i for i, _, _ in signature.tensors if 0 in views[i].shape)
     return Bound(
         signature,
-        Specialization(tensors, tuple(complete.items())),
+        Specialization(
+            tensors, tuple(complete.items()), signature.args if signature is not declared else ()
+        ),
         _device(signature, views),
         tuple(extents.items()),
         empties,
@@ -293,7 +312,10 @@ def _device(signature: Signature, views: list[Any]) -> str:
 def default_specialization(
     signature: Signature, params: dict[str, Any], dtype: DType | None
 ) -> Specialization:
-    """Row-major tensors that TMA can reach, dtype parameters at their first choice or `dtype`."""
+    """Row-major tensors that TMA can reach, dtype parameters at their first choice or `dtype`.
+
+    No axes and arguments beside those declared.
+    """
     tensors = []
     for _, _, kind in signature.tensors:
         chosen = kind.dtype

@@ -36,6 +36,7 @@ from .runtime import compile as runtime_compile
 from .runtime import deferred
 from .runtime.arrays import ArrayView, call_key, view
 from .runtime.disassemble import disassemble
+from .tiles import GlobalType
 
 STAGES = ("ir", "ptx", "sass")
 DEBUG_WAITS = 4_000_000  # looks of about 1 us
@@ -73,6 +74,7 @@ class Compiled:
         self.checked = checked
         self.module = module
         self.outputs = _written(kernel)
+        self.rules = tuple(kernel.facts.get("extents", ()))
         self._launcher: Any = None
 
     @property
@@ -194,7 +196,7 @@ class KernelFunction:
         # 1, 1.0 and True are equal, and may trace differently.
         limit = debug_waits()
         types = [type(value) for _, value in specialization.params]
-        params = (limit, *specialization.params, *types)
+        params = (limit, *specialization.params, *types, *specialization.args)
         found = self._compiled.get((target, params, self._relevant(specialization, params)))
         if found is not None:
             return found
@@ -203,7 +205,7 @@ class KernelFunction:
         kernel.facts["debug_waits"] = limit
         checked = check(kernel, arch)
         compiled = Compiled(kernel, checked, generate(checked))
-        self._untiled[params] = _untiled(kernel, len(self.signature.args))
+        self._untiled[params] = _untiled(kernel, len(kernel.args))
         self._compiled[target, params, self._relevant(specialization, params)] = compiled
         self.compiles += 1
         return compiled
@@ -211,10 +213,11 @@ class KernelFunction:
     def _relevant(self, specialization: Specialization, params: Any) -> tuple[TensorSpec, ...]:
         """What of the tensors the text depends on: of those read by address alone, no layout."""
         untiled = self._untiled.get(params, frozenset())
-        tensors = zip(self.signature.tensors, specialization.tensors, strict=True)
+        args = specialization.args or self.signature.args
+        indices = (i for i, (_, kind) in enumerate(args) if isinstance(kind, GlobalType))
         return tuple(
             replace(spec, order="row", tma=True) if index in untiled else spec
-            for (index, _, _), spec in tensors
+            for index, spec in zip(indices, specialization.tensors, strict=True)
         )
 
     def compile(
@@ -261,7 +264,7 @@ class KernelFunction:
             key = None
         views = [self._view(a) for a in args]
         bound, compiled = self._prepare(views, params)
-        bound.check(views, compiled.outputs)
+        bound.check(views, compiled.outputs, compiled.rules)
         _check_count(self.__name__, "grid", grid, 1)
         if bound.empty(compiled.outputs):
             return
@@ -289,7 +292,7 @@ class KernelFunction:
         views = [self._view(a) for a in args]
         bound = bind(self.signature, views, options)
         compiled = self.specialize(bound.specialization, target)
-        bound.check(views, compiled.outputs)
+        bound.check(views, compiled.outputs, compiled.rules)
         if bound.device != "cpu":
             raise ResourceError(
                 f"simulate: wants arrays in CPU memory, got {bound.device}", hint="x.cpu()"

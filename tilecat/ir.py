@@ -269,6 +269,25 @@ class TensorArg:
         return self.type.rank - (1 if self.order == "row" else 2)
 
 
+@dataclass(frozen=True, eq=False)
+class SameExtent:
+    """A rule on a call's arrays: two axes are equally long.
+
+    Args:
+        arg: a tensor argument.
+        dim: its axis.
+        like: another one.
+        like_dim: the axis of that.
+        or_one: whether an extent of 1 will do too.
+    """
+
+    arg: TensorArg
+    dim: int
+    like: TensorArg
+    like_dim: int
+    or_one: bool
+
+
 @dataclass(eq=False)
 class ScalarArg:
     """A run-time scalar argument of a kernel."""

@@ -11,10 +11,11 @@ import numpy as np
 
 from .binding import bind
 from .errors import LayoutError
+from .gemm_call import prepare
 from .kernels.attention import attention as attention_kernel
 from .kernels.gemm import matmul as matmul_kernel
 from .runtime import deferred
-from .runtime.arrays import ArrayView, empty, view
+from .runtime.arrays import ITEM_BYTES, ArrayView, empty, view
 
 HEAD_DIMS = (32, 64, 128)
 SCALES = (2.0**-149, float(np.finfo(np.float32).max))  # positive and finite in f32
@@ -72,18 +73,45 @@ GEMM_CONFIGS = (
 
 
 @lru_cache(maxsize=4096)
-def choose_gemm(m: int, n: int, k: int, sms: int) -> GemmConfig:
-    """The configuration whose modelled time is least; ties go to the larger tile."""
-    return min(GEMM_CONFIGS, key=lambda c: c.cycles(m, n, k, sms))
-
-
-def matmul(a: Any, b: Any, out: Any = None) -> Any:
-    """`out = a @ b`, fp32 accumulation, rounded once to the inputs' dtype.
+def choose_gemm(m: int, n: int, k: int, sms: int, widest: int = 256) -> GemmConfig:
+    """The configuration whose modelled time is least; ties go to the larger tile.
 
     Args:
-        a: M x K, bf16 or f16, row-major or transposed, any strides.
-        b: K x N, the same dtype and device, any strides.
-        out: M x N of that dtype, or None to allocate it.
+        m, n, k: extents.
+        sms: of the device.
+        widest: columns that a tile has at most.
+    """
+    fitting = (c for c in GEMM_CONFIGS if c.tile_n <= widest)
+    return min(fitting, key=lambda c: c.cycles(m, n, k, sms))
+
+
+def matmul(
+    a: Any, b: Any, out: Any = None, *, out_dtype: Any = None, alpha: Any = 1.0, beta: Any = 0.0,
+    scale_a: Any = None, scale_b: Any = None, epilogue: Any = (),
+) -> Any:  # fmt: skip
+    """`out = epilogue(alpha scale_a scale_b (a @ b) + beta out)`, rounded once.
+
+    | a and b | sums | out, if nothing is said |
+    |---|---|---|
+    | bf16, f16 | f32 | the same |
+    | f32, multiplied as tf32 (the low 13 bits are dropped) | f32 | f32 |
+    | e4m3, e5m2, any two | f32, of which an H200 keeps about 14 bits | bf16 |
+    | s8 | s32 | s32 |
+
+    Args:
+        a: [..., M, K], row-major or transposed, any strides; leading axes broadcast.
+        b: [..., K, N], the same dtype and device. Of f32 and 8-bit types the tensor cores take K
+            contiguous only (a row-major, b transposed): other operands are copied first.
+        out: [..., M, N], or None to allocate it.
+        out_dtype: bf16, f16, f32, e4m3, e5m2, or s32 of s8; None: that of out, or the table's.
+        alpha: a number, or an f32 array of one element.
+        beta: a number, or an f32 array of one element; 0 does not read out. `out += a @ b` is
+            `tc.matmul(a, b, out, beta=1)`.
+        scale_a: f32: a number, an array of one element, or one element a row of a.
+        scale_b: f32: a number, an array of one element, or one element a column of b.
+        epilogue: steps that f32 tiles of the result take before they are stored, in order: each a
+            function `f(x, at)`, or a tuple of `f(x, at, *args)` and its run-time arguments, tensors
+            and numbers. `tc.epilogues` has ready-made ones, and says how to write one.
 
     Returns:
         out. CUDA arrays run on the GPU on the current stream, without waiting; NumPy arrays and
@@ -94,23 +122,23 @@ def matmul(a: Any, b: Any, out: Any = None) -> Any:
 
     Raises:
         LayoutError: shapes that do not fit, a read-only or overlapping out.
-        DTypeError: dtypes other than bf16 and f16, or two of them.
+        DTypeError: dtypes that are not in the table.
         ResourceError: arrays on two devices; a CUDA array and no GPU.
+
+    Example: `y = tc.matmul(x, w, epilogue=((tc.epilogues.bias, bias), tc.epilogues.gelu))`
     """
-    left, right = view(a), view(b)
-    for name, array in (("a", left), ("b", right)):
-        if len(array.shape) != 2:
-            raise LayoutError(f"matmul: {name} has 2 axes, got shape {array.shape}")
-    m, k = left.shape
-    n = right.shape[1]
-    if out is None:
-        out = empty(a, (m, n), left.dtype)
-    config = choose_gemm(m, n, k, _num_sms(left.device))
+    call = prepare(a, b, out, out_dtype, alpha, beta, (scale_a, scale_b), epilogue)
+    m, n, k = call.extents
+    left = view(call.arrays[0])
+    depth = k * ITEM_BYTES[left.dtype] // 2  # as the model counts: 16-bit elements
+    # Sums of s8 need registers twice where they become floats.
+    widest = 192 if left.dtype == "s8" and view(call.out).dtype != "s32" else 256
+    config = choose_gemm(m * call.planes, n, depth, _num_sms(left.device), widest)
     matmul_kernel(
-        a, b, out, tile_m=config.tile_m, tile_n=config.tile_n, stages=config.stages,
-        group=config.group(m),
+        *call.arrays, *call.args, tile_m=config.tile_m, tile_n=config.tile_n,
+        stages=config.stages, group=config.group(m), epilogue=call.steps,
     )
-    return out
+    return call.out
 
 
 def attention(

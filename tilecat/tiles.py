@@ -290,12 +290,14 @@ class GlobalType:
         dtype: a DType, or a DTypeVar that the call's arrays decide.
         dims: names; equal names must have equal extents, and a name that is also a compile-time
             parameter of the kernel is a compile-time extent. An int fixes the extent.
+            `...` in front stands for any number of axes, as many as the call's array has.
         inout: read and written; may be the same array as another argument.
     """
 
     dtype: DType | DTypeVar
     dims: tuple[str | int, ...]
     inout: bool = False
+    leading: bool = False
 
     @property
     def rank(self) -> int:
@@ -305,7 +307,8 @@ class GlobalType:
     def __str__(self) -> str:
         """`gl[bf16, M, K]`."""
         kind = "inout" if self.inout else "gl"
-        return f"{kind}[{self.dtype.name}, {', '.join(str(d) for d in self.dims)}]"
+        dims = (*["..."] * self.leading, *map(str, self.dims))
+        return f"{kind}[{self.dtype.name}, {', '.join(dims)}]"
 
     __repr__ = __str__
 
@@ -348,7 +351,8 @@ def _is_extent(value: object) -> bool:
 class _Global:
     """`gl[dtype, "M", "K"]`: the type of a global tensor argument, rank 1 to 5.
 
-    `inout[dtype, "M", "K"]` is one that the kernel reads and writes in place.
+    `inout[dtype, "M", "K"]` is one that the kernel reads and writes in place;
+    `gl[dtype, ..., "M", "K"]` may have more axes in front.
     """
 
     def __init__(self, *, inout: bool = False):
@@ -360,6 +364,8 @@ class _Global:
         dtype, *dims = items
         if not isinstance(dtype, DType | DTypeVar):
             _require_dtype("gl", dtype)
+        leading = dims[:1] == [...]
+        dims = dims[leading:]
         if not 1 <= len(dims) <= 5:
             raise LayoutError(f"gl: 1 to 5 dims, got {len(dims)}", hint='gl[tc.bf16, "M", "K"]')
         for dim in dims:
@@ -368,7 +374,7 @@ class _Global:
                     f"gl: a dim is a name or a positive int, got {dim!r}",
                     hint='gl[tc.bf16, "M", 64]',
                 )
-        return GlobalType(dtype, tuple(dims), self.inout)  # type: ignore[arg-type]
+        return GlobalType(dtype, tuple(dims), self.inout, leading)  # type: ignore[arg-type]
 
 
 class _Shared:

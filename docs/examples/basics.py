@@ -25,7 +25,7 @@ BASICS = Family(
     "A kernel is a Python function that is traced: Python runs once and records what tiles do.",
     ("kernel", "KernelFunction", "kernel.__call__", "kernel.compile", "kernel.simulate",
      "compiled", "compiled.ir", "compiled.ptx", "compiled.cubin", "compiled.sass",
-     "compiled.resources", "require"),
+     "compiled.resources", "require", "require_extent"),
     (
         E("kernel kernel.__call__ KernelFunction",
           DOUBLE + "double(x, y, grid=2)  # NumPy arrays: the PTX machine; CUDA tensors: the GPU",
@@ -41,6 +41,19 @@ BASICS = Family(
         E("kernel.simulate",
           DOUBLE + "result = double.simulate(x, y, grid=2, seed=3)",
           ("result.reports == ()", "result.instructions > 0")),
+        E("require_extent", """
+@tc.kernel
+def adds(X: tc.inout[f32, "M", 64], *vectors):
+    with tc.warpgroup():
+        x = tc.load(X[0, 0], rt[f32, 64, 64])
+        for vector in vectors:
+            tc.require_extent(vector, 0, X, 0)
+            x += tc.load(vector[0], rv[f32, 64])
+        tc.store(X[0, 0], x)
+
+x, ones = np.zeros((64, 64), np.float32), np.ones(64, np.float32)
+adds(x, ones, ones, grid=1)
+""", "(x == 2).all()"),
         E("require", """
 @tc.kernel
 def tiled(X: gl[f32, "M", "N"], *, cols):

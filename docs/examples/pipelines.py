@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tilecat.kernels import epilogues
 from tilecat.pipeline.output import Output
 from tilecat.pipeline.role import Role
 from tilecat.pipeline.scratch import Scratch
@@ -10,6 +11,36 @@ from tilecat.pipeline.templates import Lcf, Lcsf, Roles
 
 from .frame import Family
 from .maps import FRAME, E
+
+READY = ("scale", "row_scale", "col_scale", "bias", "relu", "gelu", "gelu_tanh", "silu", "gate",
+         "residual", "Dropout")  # fmt: skip
+
+BATCHED = """
+@tc.kernel
+def planes(A: gl[bf16, "B", "M", "K"], B: gl[bf16, "K", "N"], C: gl[bf16, "B", "M", "N"]):
+    tasks = tc.row_major(tc.cdiv(C.size(1), 64), tc.cdiv(C.size(2), 64))
+    pipe = tc.lcf(consumers=1, stages=2, tasks=tc.batched(tasks, C.size(0)),
+                  steps=tc.cdiv(A.size(2), 64))
+    a, b = pipe.input(st[bf16, 64, 64]), pipe.input(st[bf16, 64, 64])
+    c, acc = pipe.output(st[bf16, 64, 64]), pipe.accumulator(f32, 64, 64)
+
+    @pipe.load
+    def _(task, k):
+        tc.load_async(a, A[*task.batch, task.row, k])
+        tc.load_async(b, B[k, task.col])
+
+    @pipe.compute
+    def _(task, k):
+        tc.mma_AB(acc, a, b)
+
+    @pipe.finish
+    def _(task):
+        c.store(C[*task.batch, task.row, task.col], acc)
+
+a = np.ones((3, 70, 40), bf16.numpy) * np.arange(1, 4, dtype=bf16.numpy)[:, None, None]
+b, c = np.ones((40, 72), bf16.numpy), np.empty((3, 70, 72), bf16.numpy)
+planes(a, b, c)
+"""
 
 GEMM = """
 @tc.kernel
@@ -183,7 +214,7 @@ schedule gives.
      "scratch.release", "output", "output.store", "lcsf", "stream", "stream.output",
      "stream.store", "stream.finish_store", "roles", "parts", "parts.role", "parts.ring", "role",
      "role.compute", "Schedule", "row_major", "grouped",
-     "sequence_first"),
+     "batched", "sequence_first"),
     (
         E("lcf pipe pipe.input pipe.output pipe.accumulator pipe.load pipe.compute pipe.finish "
           "input "
@@ -196,6 +227,8 @@ schedule gives.
           GEMM_CHECK),
         E("lcsf stream stream.output stream.store stream.finish_store", STREAM, STREAM_CHECK),
         E("roles parts parts.role parts.ring role role.compute", TWO_ROLES, TWO_ROLES_CHECK),
+        E("batched",
+          BATCHED, "(c.astype(float) == 40 * np.arange(1, 4)[:, None, None]).all()"),
         E("sequence_first", ATTENTION_TASKS, "(y == 2).all()"),
     ),
     objects={"pipe": Lcf, "input": Slots, "scratch": Scratch, "output": Output, "stream": Lcsf,
@@ -224,10 +257,32 @@ OPERATORS = Family(
     "operators",
     "Ready-made operators",
     "On NumPy arrays and CPU tensors they run on the PTX machine, on CUDA tensors on the GPU.",
-    ("matmul", "attention"),
+    ("matmul", "epilogues", *(f"epilogues.{name}" for name in READY),
+     *(f"at.{name}" for name in ("tile", "row_vector", "col_vector", "scalar")), "attention"),
     (
         E("matmul", "a = np.ones((70, 40), np.float16)\nc = tc.matmul(a, a.T)", "(c == 40).all()"),
+        E("epilogues epilogues.bias epilogues.gelu", """
+x, w, bias = np.ones((70, 40), np.float16), np.ones((40, 64), np.float16), np.full(64, -40, "f4")
+y = tc.matmul(x, w, epilogue=((tc.epilogues.bias, bias), tc.epilogues.gelu))
+""", "(y == 0).all()"),
+        E(" ".join(f"epilogues.{name}" for name in READY if name not in ("bias", "gelu")), """
+x, r = np.ones((70, 40), np.float16), np.ones((70, 70), np.float16)
+e, row = tc.epilogues, np.ones(70, np.float32)
+y = tc.matmul(x, x.T, epilogue=(
+    (e.scale, 0.5), (e.row_scale, row), (e.col_scale, row), e.relu, e.silu, e.gelu_tanh,
+    (e.residual, r), (e.gate, r), (e.Dropout(0.0), 1)))
+""", "(y == 21).all()"),
+        E("at.tile at.row_vector at.col_vector at.scalar", """
+def mine(x, at, mask, rows, cols, factor):
+    x = x * at.tile(mask) + at.row_vector(rows) * at.scalar(factor)
+    return tc.maximum(x, at.col_vector(cols))
+
+x, mask = np.ones((70, 40), np.float16), np.zeros((70, 70), np.float16)
+rows, cols = np.ones(70, np.float32), np.zeros(70, np.float32)
+y = tc.matmul(x, x.T, epilogue=((mine, mask, rows, cols, 3.0),))
+""", "(y == 3).all()"),
         E("attention", "q = np.ones((1, 2, 70, 32), np.float16)\no = tc.attention(q, q, q)",
           "np.allclose(o, 1, rtol=1e-3)"),
     ),
+    objects={"epilogues": epilogues, "at": epilogues.Where},
 )  # fmt: skip

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,13 @@ def test_ptx_is_the_golden_file(name: str, update_golden: bool):
     changes = list(difflib.unified_diff(*pair, "golden", "now", n=1))
     shown = "\n".join(changes[:40])
     assert not changes, f"{len(changes)} lines of difference (--update-golden accepts):\n{shown}"
+
+
+def test_example_makes_the_text_of_the_package():
+    example = runpy.run_path(str(GOLDEN.parents[1] / "examples" / "gemm.py"))["matmul"]
+    plain = [re.sub(r"^(//|    \.loc|\.file).*\n", "", k.compile().ptx, flags=re.M)
+             for k in (example, matmul)]  # fmt: skip
+    assert plain[0] == plain[1]
 
 
 def test_golden_files_all_belong_to_a_kernel():

@@ -155,18 +155,67 @@ def test_arguments_are_tensors_or_scalars(kind):
 
 
 def test_arguments_have_no_default_and_no_star():
-    def starred(*A):
+    def starred(*A: gl[f32, "M"]):
         pass
 
     def given(A: gl[f32, "M"] = 3):
         pass
 
-    hint = "compile-time parameters, which may have one, go after `*`"
     message = "run-time arguments are named and have no default, got"
-    fails(lambda: tc.kernel(starred), ScopeError, f"kernel starred: {message} *A",
-          at="def starred", hint=hint)  # fmt: skip
+    with pytest.raises(ScopeError, match=rf"kernel starred: {message} \*A: .gl"):
+        tc.kernel(starred)
     with pytest.raises(ScopeError, match="kernel given: run-time arguments .* = 3"):
         tc.kernel(given)
+
+
+def test_star_takes_tensors_and_numbers_of_any_kind():
+    @tc.kernel
+    def k(A: tc.inout[f32, "M", "N"], *more, first=True):
+        with tc.warpgroup():
+            x = tc.load(A[0, 0], TILE)
+            for value in more if first else ():
+                x = x + (tc.load(value[0], f32) if hasattr(value, "rank") else value)
+            tc.store(A[0, 0], x)
+
+    assert k.signature.describe() == "k(A: inout[f32, M, N], *more; first=True)"
+    for more, added in (((), 0), ((2.0,), 2), ((np.ones(3, np.float32), 4.0), 5)):
+        x = X.copy()
+        k(x, *more, grid=1)
+        np.testing.assert_array_equal(x, X + added)
+    assert k.compiles == 3
+    with pytest.raises(DTypeError, match=r"k: more0 is an integer \(s32\), got True"):
+        k(X.copy(), True)
+
+
+def test_dots_take_any_number_of_axes_in_front():
+    @tc.kernel
+    def k(A: tc.inout[f32, ..., "M", "N"]):
+        with tc.warpgroup():
+            place = A[*(0 for _ in range(A.rank - 2)), 0, 0]
+            tc.store(place, tc.load(place, TILE) * 2.0)
+
+    assert k.signature.describe() == "k(A: inout[f32, ..., M, N]; )"
+    for shape in (X.shape, (1, *X.shape), (1, 1, *X.shape)):
+        x = X.reshape(shape).copy()
+        k(x, grid=1)
+        np.testing.assert_array_equal(x, 2 * X.reshape(shape))
+    with pytest.raises(LayoutError, match=r"k: A has 2 axes \(M, N\), got shape \(16,\)"):
+        k(np.zeros(16, np.float32))
+
+
+def test_extents_of_arguments_can_be_made_to_agree():
+    @tc.kernel
+    def k(A: tc.inout[f32, "M", "N"], *more):
+        tc.require_extent(more[0], -1, A, 1, or_one=True)
+        with tc.warpgroup():
+            tc.store(A[0, 0], tc.load(A[0, 0], TILE) + tc.load(more[0][0], f32))
+
+    for size in (16, 1):
+        k(X.copy(), np.ones(size, np.float32), grid=1)
+    for size in (15, 0):
+        message = f"k: axis 0 of more0 is as long as axis 1 of A, or 1, got {size} and 16"
+        with pytest.raises(LayoutError, match=message):
+            k(X.copy(), np.ones(size, np.float32), grid=1)
 
 
 def test_kernel_returns_nothing():

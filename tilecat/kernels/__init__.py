@@ -3,6 +3,7 @@
 KERNELS is the list: one `KernelSpec` a kernel.
 """
 
+from . import epilogues
 from .spec import KERNELS, Config, KernelSpec, Shape
 
-__all__ = ["KERNELS", "Config", "KernelSpec", "Shape"]
+__all__ = ["KERNELS", "Config", "KernelSpec", "Shape", "epilogues"]

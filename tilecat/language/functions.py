@@ -7,7 +7,7 @@ from typing import Any
 from ..builder import add, current
 from ..dtypes import DType
 from ..errors import DTypeError, LayoutError
-from ..ir import Scope, Value
+from ..ir import SameExtent, Scope, Value
 from ..ops.convert import Cast
 from ..ops.elementwise import AllocRegisters, Fill
 from ..ops.inline import Inline
@@ -22,6 +22,7 @@ from .values import (
     source_of,
     wrap,
 )
+from .views import GlobalTensor
 
 
 def held_by_scope(kind: Any, name: str) -> Any:
@@ -129,6 +130,30 @@ def inline(text: str, *operands: Any, writes: tuple[int, ...] = ()) -> None:
         raise LayoutError(f"inline: the first argument is PTX text, got {text!r}")
     places = tuple(o.value if isinstance(o, Var) else source_of(o, "inline") for o in operands)
     add(Inline(text, places, tuple(writes)))
+
+
+def require_extent(
+    tensor: GlobalTensor, axis: int, like: GlobalTensor, like_axis: int, *, or_one: bool = False
+) -> None:
+    """A rule of the kernel's own on a call's arrays: two axes are equally long.
+
+    For arguments that have no dims of that name, as those of `*args`. Views with a start or an end
+    are not checked.
+
+    Args:
+        tensor: the tensor that must fit.
+        axis: its axis; negative counts from the last.
+        like: a tensor.
+        like_axis: the axis of it.
+        or_one: an extent of 1 will do too.
+
+    Scope: any. PTX: none; each call is checked on the host, which raises a LayoutError.
+    """
+    first, second = tensor.axes[axis], like.axes[like_axis]
+    known = [first.start, second.start] == [0, 0] and first.stop is None and second.stop is None
+    if known and first.dim is not None and second.dim is not None and first.pages is None:
+        rule = SameExtent(tensor.arg, first.dim, like.arg, second.dim, or_one)
+        current().kernel.facts.setdefault("extents", []).append(rule)
 
 
 def require(condition: bool, message: str, hint: str | None = None) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import CellType, FunctionType
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from ..arch import Arch
 from ..builder import Builder
-from ..dtypes import DType, DTypeVar
+from ..dtypes import DType, DTypeVar, by_name, f32, s32
 from ..errors import DTypeError, Loc, ScopeError, TileError
 from ..ir import Block, Kernel, ScalarArg, TensorArg
 from ..ops.scalar import ScalarArgument
@@ -33,12 +33,14 @@ class Signature:
         args: run-time arguments in order: (name, GlobalType or scalar dtype).
         params: compile-time keyword parameters and their defaults (`inspect._empty`: required).
         loc: the line of the `def`.
+        rest: name of `*args`, which takes more arguments, of what type the call says; or empty.
     """
 
     name: str
     args: tuple[tuple[str, GlobalType | DType], ...]
     params: tuple[tuple[str, Any], ...]
     loc: Loc
+    rest: str = ""
 
     @property
     def tensors(self) -> tuple[tuple[int, str, GlobalType], ...]:
@@ -52,11 +54,34 @@ class Signature:
     def describe(self) -> str:
         """`matmul(A: gl[...], ...; tile_m=128)`."""
         args = ", ".join(f"{name}: {kind}" for name, kind in self.args)
+        args += f", *{self.rest}" * bool(self.rest)
         params = ", ".join(
             name if value is inspect.Parameter.empty else f"{name}={value}"
             for name, value in self.params
         )
         return f"{self.name}({args}; {params})"
+
+    def fitted(self, views: Sequence[Any]) -> Signature:
+        """The signature with the axes of `...` and the arguments of `*args` that a call has."""
+        if not self.rest and not any(kind.leading for _, _, kind in self.tensors):
+            return self
+        args = list(self.args)
+        for index, name, kind in self.tensors:
+            extra = len(getattr(views[index], "shape", ())) - kind.rank if views[index:] else 0
+            if kind.leading:
+                dims = (*(f"{name}{axis}" for axis in range(extra)), *kind.dims)
+                args[index] = (name, GlobalType(kind.dtype, dims, kind.inout))
+        for number, value in enumerate(views[len(args) :] if self.rest else ()):
+            args.append((f"{self.rest}{number}", _kind_of_value(value, f"{self.rest}{number}")))
+        return replace(self, args=tuple(args), rest="")
+
+
+def _kind_of_value(value: Any, name: str) -> GlobalType | DType:
+    """The type of an argument of `*args`: of a tensor, f32 of a float, s32 of an int."""
+    shape = getattr(value, "shape", None)
+    if shape is None:
+        return f32 if isinstance(value, float) else s32
+    return GlobalType(by_name(value.dtype), tuple(f"{name}_{axis}" for axis in range(len(shape))))
 
 
 def signature_of(
@@ -78,6 +103,7 @@ def signature_of(
     hints = _hints(function, names or {}, loc)
     args: list[tuple[str, GlobalType | DType]] = []
     params: list[tuple[str, Any]] = []
+    rest = ""
     for name, parameter in inspect.signature(function).parameters.items():
         if name in RESERVED:
             raise ScopeError(
@@ -89,6 +115,9 @@ def signature_of(
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
             params.append((name, parameter.default))
             continue
+        if parameter.kind is parameter.VAR_POSITIONAL and name not in hints:
+            rest = name
+            continue
         starred = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         if starred or parameter.default is not parameter.empty:
             raise ScopeError(
@@ -98,7 +127,7 @@ def signature_of(
                 hint="compile-time parameters, which may have one, go after `*`",
             )
         args.append((name, _kind_of(function.__name__, name, hints.get(name), loc)))
-    return Signature(function.__name__, tuple(args), tuple(params), loc)
+    return Signature(function.__name__, tuple(args), tuple(params), loc, rest)
 
 
 def _check_plain(function: Callable[..., Any]) -> None:
@@ -174,10 +203,12 @@ class Specialization:
     Args:
         tensors: one TensorSpec a tensor argument, in order.
         params: compile-time parameters, complete, in signature order.
+        args: the arguments, where the call decides how many and of how many axes; else empty.
     """
 
     tensors: tuple[TensorSpec, ...]
     params: tuple[tuple[str, Any], ...] = field(default=())
+    args: tuple[tuple[str, GlobalType | DType], ...] = ()
 
 
 def complete_params(signature: Signature, given: dict[str, Any]) -> dict[str, Any]:
@@ -221,6 +252,8 @@ def trace(
     Raises:
         TileError: any rule of the language the kernel breaks, at its line.
     """
+    if specialization.args:
+        signature = replace(signature, args=specialization.args)
     args = _arguments(signature, specialization)
     kernel = Kernel(
         signature.name, args, dict(specialization.params), Block(), loc=signature.loc

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..builder import add, current
-from ..dtypes import s32
+from ..dtypes import f32, s32, tf32
 from ..errors import LayoutError, SyncError
 from ..ir import Value
 from ..ops.copies import CHUNK_BYTES, CopyAsync, CopyByThreads, CopyGroup, contiguous_axis
@@ -36,6 +36,8 @@ def _check_cache(name: str, cache: str) -> str:
 def check_meets(name: str, kind: SharedTileType | SharedVecType, region: Region) -> None:
     """A shared tile and the region it meets have one dtype; where TMA moves it, one order.
 
+    A tf32 tile takes f32: the same bits, of which the tensor cores read 19.
+
     Raises:
         DTypeError: two dtypes.
         LayoutError: the contiguous axes differ.
@@ -46,7 +48,7 @@ def check_meets(name: str, kind: SharedTileType | SharedVecType, region: Region)
             f"{name}: {arg.name} is {region.order}-ordered in memory, got a tile {kind}",
             hint=f"st[{kind.dtype.name}, {kind.rows}, {kind.cols}, {arg.name}.order]",
         )
-    if kind.dtype != arg.type.dtype:
+    if kind.dtype != arg.type.dtype and (kind.dtype, arg.type.dtype) != (tf32, f32):
         raise LayoutError(f"{name}: {arg.name} holds {arg.type.dtype}, got a tile {kind}")
 
 

@@ -179,7 +179,7 @@ class Role(Party):
         outer.ops[:] = [op for op in outer.ops if not any(op is dead for dead in unused)]
         with when(pipe.steps < 1):
             for acc in self.accumulators:
-                fill(acc, 0.0)
+                fill(acc, 0.0 if acc.dtype.is_float else 0)
         for acc in self.accumulators:
             acc.accumulate = True
 

@@ -127,6 +127,36 @@ def grouped(rows_total: Any, cols: Any, *, rows: int = 8, cluster: int = 1) -> S
     return Schedule(f"groups of {rows * cluster} rows", count, locate, cluster)
 
 
+def batched(tasks: Schedule, *extents: Any) -> Schedule:
+    """The tasks of one plane after another: one more coordinate, batch, a tuple.
+
+    Args:
+        tasks: those of a plane.
+        extents: of the axes of planes, outermost first; none for a single plane.
+    """
+    if not isinstance(tasks, Schedule):
+        raise ScopeError(
+            f"batched: tasks is an order of tasks, got {tasks!r} ({type(tasks).__name__})",
+            hint="tc.grouped(rows, cols)",
+        )
+    count, inner = _count("batched", **{f"axis {i}": n for i, n in enumerate(extents)})
+
+    def locate(t: Any) -> tuple[tuple[str, Any], ...]:
+        place, batch = t, []
+        if extents:
+            index = named(binary("div", t, per_plane), "plane")
+            place = named(t - index * per_plane, "in_plane")
+            for extent in reversed(inner[1:]):
+                outer = named(binary("div", index, extent), "plane")
+                batch.append(named(index - outer * extent, "batch"))
+                index = outer
+            batch.append(index)
+        return (*tasks.locate(place), ("batch", tuple(reversed(batch))))
+
+    _, (per_plane,) = _count("batched", tasks=tasks.count)
+    return Schedule(tasks.name, binary("mul", tasks.count, count), locate, tasks.cluster)
+
+
 def sequence_first(tiles: Any, heads: Any, batch: Any) -> Schedule:
     """All query tiles of one head, then the next head: its keys and values stay in L2.
 

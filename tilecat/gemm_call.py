@@ -1,0 +1,293 @@
+"""A call of the GEMM: what its arguments mean, checked, and the kernel's arguments made of them."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+
+from .errors import DTypeError, LayoutError
+from .kernels import epilogues
+from .kernels.epilogues import Step
+from .runtime.arrays import ITEM_BYTES, ArrayView, empty, view
+
+HALVES = ("bf16", "f16")
+FP8 = ("e4m3", "e5m2")
+OUT = {"f32": "f32", "e4m3": "bf16", "e5m2": "bf16", "s8": "s32"}  # unless the caller says
+OUTS = ("bf16", "f16", "f32", "e4m3", "e5m2")
+MAX_PLANES = 3  # leading axes that a tensor map has room for
+BLOCK = 128  # elements of K (and of N) that share a scale
+MAX_FUNCTIONS = 1024  # remembered, so that equal lambdas compile once
+
+_functions: dict[Any, Callable[..., Any]] = {}
+
+
+@dataclass
+class GemmCall:
+    """Arguments of the kernel, and what chooses its configuration.
+
+    Args:
+        out: what the caller gets.
+        arrays: A, B and the output, their leading axes merged.
+        steps: of the epilogue.
+        args: run-time arguments of the steps.
+        extents: M, N, K of a plane.
+        planes: how many.
+    """
+
+    out: Any
+    arrays: tuple[Any, Any, Any]
+    steps: tuple[Step, ...]
+    args: tuple[Any, ...]
+    extents: tuple[int, int, int]
+    planes: int
+
+
+def prepare(
+    a: Any, b: Any, out: Any, out_dtype: Any, alpha: Any, beta: Any, scales: tuple[Any, Any],
+    epilogue: Any,
+) -> GemmCall:  # fmt: skip
+    """Checks a product's arguments and makes the kernel's; see `tilecat.matmul`.
+
+    Raises:
+        LayoutError: shapes that do not fit.
+        DTypeError: dtypes that are not multiplied, or stored.
+    """
+    left, right = view(a), view(b)
+    shape = _shape(left, right)
+    dtype = _dtypes(left, right, out, out_dtype)
+    if out is None:
+        if not (isinstance(beta, int | float) and beta == 0):
+            raise LayoutError(f"matmul: beta scales what out holds, got {beta=} and no out")
+        out = empty(a, shape, dtype)
+    elif tuple(view(out).shape) != shape:
+        raise LayoutError(
+            f"matmul: out has the shape {shape} for these operands, got {tuple(view(out).shape)}"
+        )
+    m, k = left.shape[-2:]
+    n = right.shape[-1]
+    chain = [*_scale_steps(scales, left, right)]
+    chain += _factor("alpha", alpha, epilogues.scale, 1) + _factor(
+        "beta", beta, epilogues.add_out, 0
+    )
+    chain += _chain(epilogue)
+    steps = tuple(Step(function, len(args)) for function, *args in chain)
+    args = tuple(arg for _, *args in chain for arg in args)
+    # Axes of a tensor that a step takes are matched with those of the batch: it stays as it is.
+    merge = all(len(getattr(arg, "shape", ())) < 2 for arg in args)
+    arrays = _planes(shape[:-2], (_k_last(a, left, 1), _k_last(b, right, 2), out), merge)
+    return GemmCall(out, arrays, steps, args, (m, n, k), math.prod(shape[:-2]))
+
+
+def _shape(left: ArrayView, right: ArrayView) -> tuple[int, ...]:
+    for name, array in (("a", left), ("b", right)):
+        if len(array.shape) < 2:
+            raise LayoutError(f"matmul: {name} has at least 2 axes, got shape {array.shape}")
+    if left.shape[-1] != right.shape[-2]:
+        raise LayoutError(
+            f"matmul: extent K must agree, got a with K={left.shape[-1]} and b with "
+            f"K={right.shape[-2]} (shapes {tuple(left.shape)} and {tuple(right.shape)})",
+            hint="a is [..., M, K] and b is [..., K, N]",
+        )
+    try:
+        batch = np.broadcast_shapes(tuple(left.shape[:-2]), tuple(right.shape[:-2]))
+    except ValueError:
+        raise LayoutError(
+            f"matmul: leading axes broadcast: equal or 1, got {tuple(left.shape)} and "
+            f"{tuple(right.shape)}"
+        ) from None
+    return (*batch, left.shape[-2], right.shape[-1])
+
+
+def _dtypes(left: ArrayView, right: ArrayView, out: Any, out_dtype: Any) -> str:
+    """The output's dtype."""
+    mine, other = left.dtype, right.dtype
+    if mine not in (*HALVES, *OUT):
+        known = ", ".join((*HALVES, *OUT))
+        raise DTypeError(f"matmul: multiplies {known}, got a={mine}", hint="convert a and b")
+    if mine != other and not (mine in FP8 and other in FP8):
+        raise DTypeError(
+            f"matmul: a and b have one dtype (e4m3 and e5m2 mix), got a={mine} and b={other}"
+        )
+    wanted = getattr(out_dtype, "name", out_dtype)
+    given = None if out is None else view(out).dtype
+    dtype = given or wanted or OUT.get(mine, mine)
+    legal = (*OUTS, "s32") if mine == "s8" else OUTS
+    if dtype not in legal or wanted not in (None, dtype):
+        raise DTypeError(
+            f"matmul: the output of {mine} is {', '.join(legal)}, and out_dtype that of out, "
+            f"got out_dtype={wanted} and out of {given}"
+        )
+    return str(dtype)
+
+
+def _k_last(x: Any, array: ArrayView, axis: int) -> Any:
+    """An operand whose K is contiguous, where the tensor cores insist: a copy if need be."""
+    if ITEM_BYTES[array.dtype] == 2 or array.strides[-axis] == 1 or 0 in array.shape:
+        return x
+    if array.shape[-axis] == 1:
+        return x
+    turned = x if axis == 1 else x.swapaxes(-1, -2)
+    packed = turned.contiguous() if hasattr(turned, "contiguous") else turned.copy(order="C")
+    return packed if axis == 1 else packed.swapaxes(-1, -2)
+
+
+# ---- leading axes
+
+
+def _planes(
+    batch: tuple[int, ...], given: tuple[Any, Any, Any], merge: bool
+) -> tuple[Any, Any, Any]:
+    """The arrays with as few leading axes as their strides allow; extent 1 where one broadcasts."""
+    arrays = [_aligned(x, len(batch)) for x in given]
+    axes = list(range(len(batch)))
+    if merge:
+        axes = [axis for axis in axes if batch[axis] != 1] or axes[:1]
+    groups: list[list[int]] = []
+    for axis in axes:
+        if merge and groups and all(_merges(view(x), groups[-1][-1], axis) for x in arrays):
+            groups[-1].append(axis)
+        else:
+            groups.append([axis])
+    if len(groups) > MAX_PLANES:
+        raise LayoutError(
+            f"matmul: at most {MAX_PLANES} leading axes that strides do not merge, got "
+            f"{len(groups)} of the batch {batch}",
+            hint="make a, b or out contiguous",
+        )
+    merged = []
+    for x in arrays:
+        shape = view(x).shape
+        sizes = [math.prod(shape[axis] for axis in group) for group in groups]
+        merged.append(x.reshape(*sizes, *shape[-2:]))
+    return merged[0], merged[1], merged[2]
+
+
+def _aligned(x: Any, count: int) -> Any:
+    """With leading axes of extent 1 in front, and of extent 1 where the stride is 0."""
+    array = view(x)
+    parts = tuple(
+        slice(0, 1) if stride == 0 and extent > 1 else slice(None)
+        for stride, extent in zip(array.strides[:-2], array.shape[:-2], strict=True)
+    )
+    if any(part.stop for part in parts):
+        x = x[parts]
+    missing = count + 2 - len(array.shape)
+    return x[(None,) * missing] if missing else x
+
+
+def _merges(array: ArrayView, outer: int, inner: int) -> bool:
+    """Whether two leading axes step as one; those between have extent 1."""
+    extents = array.shape[outer], array.shape[inner]
+    if extents == (1, 1):
+        return True
+    whole = array.strides[outer] == array.strides[inner] * extents[1]
+    return 1 not in extents and whole
+
+
+# ---- steps
+
+
+def _chain(epilogue: Any) -> list[tuple[Any, ...]]:
+    """(function, argument, ...) of each step.
+
+    Raises:
+        LayoutError: neither a function nor a tuple that begins with one.
+    """
+    items = epilogue if isinstance(epilogue, tuple | list) else (epilogue,)
+    if isinstance(epilogue, tuple) and epilogue and callable(epilogue[0]):
+        later = [x for x in epilogue[1:] if isinstance(x, tuple) or callable(x)]
+        items = epilogue if later or len(epilogue) == 1 else (epilogue,)
+    found = []
+    for item in items:
+        function, *args = item if isinstance(item, tuple) else (item,)
+        if not callable(function):
+            raise LayoutError(
+                f"matmul: a step of the epilogue is a function f(x, at, *args), or a tuple of one "
+                f"and its arguments, got {item!r}",
+                hint="epilogue=((tc.epilogues.bias, bias), tc.epilogues.gelu)",
+            )
+        _check_takes(function, args)
+        found.append((_remembered(function), *args))
+    return found
+
+
+def _check_takes(function: Callable[..., Any], args: list[Any]) -> None:
+    try:
+        inspect.signature(function).bind(None, None, *args)
+    except (TypeError, ValueError) as error:
+        name = getattr(function, "__name__", function)
+        raise LayoutError(
+            f"matmul: a step of the epilogue takes (x, at) and the arguments given with it, got "
+            f"{len(args)} for {name}{inspect.signature(function)}: {error}",
+            hint="epilogue=((f, argument), g)",
+        ) from None
+
+
+def _remembered(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The first function of the same code and surroundings: lambdas made anew compile once."""
+    if not isinstance(function, FunctionType):
+        return function
+    try:
+        cells = tuple(cell.cell_contents for cell in function.__closure__ or ())
+        extra = tuple((function.__kwdefaults__ or {}).items())
+        key = (function.__code__, cells, tuple(map(type, cells)), function.__defaults__, extra,
+               id(function.__globals__))  # fmt: skip
+        if len(_functions) > MAX_FUNCTIONS:
+            _functions.clear()
+        return _functions.setdefault(key, function)
+    except (TypeError, ValueError):  # surroundings that cannot be compared, or an empty cell
+        return function
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | np.number) and not isinstance(value, bool)
+
+
+def _factor(name: str, value: Any, function: Any, neutral: float) -> list[tuple[Any, ...]]:
+    if not _is_number(value):
+        array = view(value)
+        if math.prod(array.shape) != 1 or array.dtype != "f32":
+            raise LayoutError(
+                f"matmul: {name} is a number or an f32 array of one element, got shape "
+                f"{tuple(array.shape)} of {array.dtype}"
+            )
+        return [(function, value.reshape(1))]
+    return [] if value == neutral else [(function, float(value))]
+
+
+def _scale_steps(
+    scales: tuple[Any, Any], left: ArrayView, right: ArrayView
+) -> list[tuple[Any, ...]]:
+    found: list[tuple[Any, ...]] = []
+    for name, value, array, axis, function in (
+        ("scale_a", scales[0], left, -2, epilogues.row_scale),
+        ("scale_b", scales[1], right, -1, epilogues.col_scale),
+    ):
+        if value is None:
+            continue
+        if _is_number(value):
+            found.append((epilogues.scale, float(value)))
+            continue
+        scale = view(value)
+        if scale.dtype != "f32":
+            raise DTypeError(f"matmul: {name} is f32, got {scale.dtype}")
+        lead, extent = tuple(array.shape[:-2]), array.shape[axis]
+        if math.prod(scale.shape) == 1:
+            found.append((epilogues.scale, value.reshape(1)))
+        elif tuple(scale.shape) == (*lead, extent):
+            found.append((function, value))
+        elif tuple(scale.shape) == (*lead, *((extent, 1) if axis == -2 else (1, extent))):
+            found.append((function, value.reshape(*lead, extent)))
+        else:
+            one = "row of a" if axis == -2 else "column of b"
+            raise LayoutError(
+                f"matmul: {name} has one element, or one a {one}, {(*lead, extent)}, "
+                f"got shape {tuple(scale.shape)}"
+            )
+    return found
