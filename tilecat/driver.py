@@ -204,6 +204,9 @@ class KernelFunction:
         kernel = trace(self.function, self.signature, specialization, arch)
         kernel.facts["debug_waits"] = limit
         checked = check(kernel, arch)
+        fit = kernel.facts.pop("fit", None)  # a pipeline of roles asks ptxas what each takes
+        if fit is not None:
+            fit(checked)
         compiled = Compiled(kernel, checked, generate(checked))
         self._untiled[params] = _untiled(kernel, len(kernel.args))
         self._compiled[target, params, self._relevant(specialization, params)] = compiled

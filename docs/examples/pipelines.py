@@ -127,7 +127,11 @@ def scaled_rows(X: gl[bf16, "M", 64], W: gl[bf16, 64, 64], Y: gl[bf16, "M", 64],
     pipe = tc.lcsf(consumers=1, stages=2, steps=tc.cdiv(X.rows, 64), tasks=tc.row_major(1, 1))
     x, w = pipe.input(st[bf16, 64, 64]), pipe.input(st[bf16, 64, 64])
     y, z = pipe.output(st[bf16, 64, 64]), pipe.output(st[bf16, 64, 64], stages=1)
-    acc, total = tc.empty(rt[f32, 64, 64]), pipe.accumulator(f32, 64, 64)
+    acc, total = tc.empty(rt[f32, 64, 64]), tc.empty(rt[f32, 64, 64])
+
+    @pipe.start
+    def _(task):
+        tc.fill(total, 0.0)
 
     @pipe.load
     def _(task, i):
@@ -209,7 +213,7 @@ counts, roles and register budgets. Tasks are taken by a persistent grid in the 
 schedule gives.
 """,
     ("lcf", "pipe", "pipe.input", "pipe.scratch", "pipe.output", "pipe.accumulator",
-     "pipe.consumer", "pipe.begin", "pipe.load", "pipe.compute", "pipe.consume", "pipe.finish",
+     "pipe.consumer", "pipe.begin", "pipe.start", "pipe.load", "pipe.compute", "pipe.consume", "pipe.finish",
      "pipe.turn", "input", "input.wait", "input.release", "scratch", "scratch.wait",
      "scratch.release", "output", "output.store", "lcsf", "stream", "stream.output",
      "stream.store", "stream.finish_store", "roles", "parts", "parts.role", "parts.ring", "role",
@@ -225,7 +229,7 @@ schedule gives.
         E("grouped",
           GEMM.format(tasks="tc.grouped(tc.cdiv(A.rows, 64), tc.cdiv(B.cols, 64), rows=2)"),
           GEMM_CHECK),
-        E("lcsf stream stream.output stream.store stream.finish_store", STREAM, STREAM_CHECK),
+        E("lcsf pipe.start stream stream.output stream.store stream.finish_store", STREAM, STREAM_CHECK),
         E("roles parts parts.role parts.ring role role.compute", TWO_ROLES, TWO_ROLES_CHECK),
         E("batched",
           BATCHED, "(c.astype(float) == 40 * np.arange(1, 4)[:, None, None]).all()"),

@@ -32,6 +32,13 @@ class SharedMap:
     launch_bytes: int
 
 
+def shared_limit(kernel: Kernel, arch: Arch) -> int:
+    """Bytes of shared memory a CTA of this kernel may have, as many of them as share an SM."""
+    blocks = int(kernel.facts.get("blocks_per_sm", 1))
+    most = arch.limit("shared_bytes_per_sm") // blocks - arch.limit("shared_bytes_reserved")
+    return min(most, arch.limit("shared_bytes_per_cta"))
+
+
 def place_shared(kernel: Kernel, arch: Arch) -> SharedMap:
     """Lays out tiles, widest alignment first, then barriers.
 
@@ -58,10 +65,12 @@ def place_shared(kernel: Kernel, arch: Arch) -> SharedMap:
             offsets[id(scratch)] = cursor
             cursor += scratch.num_bytes * -(-kernel.threads // WARPGROUP_THREADS)
     total = cursor + arch.limit("shared_base_align")
-    limit = arch.limit("shared_bytes_per_cta")
+    limit = shared_limit(kernel, arch)
     if total > limit:
+        blocks = kernel.facts.get("blocks_per_sm", 1)
+        shared = f" where {blocks} share an SM" if blocks > 1 else ""
         raise ResourceError(
-            f"{kernel.name}: shared memory of a CTA on {arch.target} is {limit} bytes, "
+            f"{kernel.name}: shared memory of a CTA on {arch.target}{shared} is {limit} bytes, "
             f"got {total} bytes ({_breakdown(allocs)})",
             loc=allocs[0].loc if allocs else kernel.loc,
             hint=_largest_depth(kernel, allocs, total, limit),

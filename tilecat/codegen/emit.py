@@ -28,12 +28,17 @@ def generate(checked: CheckedKernel) -> PtxModule:
         threads=kernel.threads,
         smem_bytes=checked.shared.launch_bytes,
         cluster=kernel.cluster,
-        min_blocks=1,
+        min_blocks=_blocks(kernel),
         params=tuple(writer.params),
         table=_table(checked, writer),
         dependent=bool(kernel.facts.get("dependent")),
         sites=tuple(writer.sites),
     )
+
+
+def _blocks(kernel: Kernel) -> int:
+    """CTAs that share an SM."""
+    return int(kernel.facts.get("blocks_per_sm", 1))
 
 
 def _entry(kernel: Kernel) -> str:
@@ -68,7 +73,7 @@ def _text(w: Writer) -> str:
         *([".explicitcluster", f".reqnctapercluster {kernel.cluster}, 1, 1"]
           if kernel.cluster > 1 else []),
         f".maxntid {kernel.threads}, 1, 1",
-        ".minnctapersm 1",
+        f".minnctapersm {_blocks(kernel)}",
         "{",
     ]
     body = ["    // ---- once a thread", *w.prologue, *w.lines, "    ret;", "}", ""]

@@ -1,15 +1,29 @@
-"""Registers of the roles: how the CTA's share of the SM's registers is split by `setmaxnreg`."""
+"""Registers of the roles: how the CTA's share of the SM's registers is split by `setmaxnreg`.
+
+What a role needs is at first estimated from its tiles. Where roles differ and ptxas is there, it
+is asked: each role is assembled alone, without a limit, and gets what ptxas then takes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..arch import Arch
+from ..check import CheckedKernel
+from ..codegen.emit import generate
 from ..errors import ResourceError
+from ..ir import Block, Kernel, Op
+from ..ops.control import RoleSection
+from ..ops.mma import Mma
+from ..ops.views import storage
+from ..runtime import cache as disk
+from ..runtime import compile as runtime_compile
+from ..tiles import RegTileType
 from .ring import WARPGROUP_THREADS
 
 STEP = 8  # PTX ISA 9.7.19.5, setmaxnreg: a multiple of 8
+BESIDE_TILES = 32  # registers of addresses, phases and loops, in the first estimate
 
 
 @dataclass(frozen=True)
@@ -19,70 +33,169 @@ class Demand:
     Args:
         name: the role.
         warpgroups: how many.
-        registers: a thread; None for a share of what the others leave.
+        registers: a thread, as the kernel's author says; None for what it needs, and a share.
+        needs: a thread, estimated or as ptxas says.
     """
 
     name: str
     warpgroups: int
     registers: int | None = None
+    needs: int = 0
 
 
-def split(
-    arch: Arch, demands: Sequence[Demand], *, service: int = 1, blocks: int = 1
-) -> tuple[int, dict[str, int]]:
-    """Registers a thread of the warpgroups that only move data, and of each role.
-
-    All warps of a CTA together have what its launch takes: every thread as many as the SM's
-    registers allow, a multiple of 8. Those who move data keep 40 (32 beside three warpgroups of
-    roles, whose share is a multiple of 8 then; 24, the least there is, beside more). Where the
-    launch gives each thread all it can have, nothing is moved: (0, {}).
+@dataclass(frozen=True)
+class Budget:
+    """What a CTA has to share.
 
     Args:
-        arch: the target, for its limits.
-        demands: the roles.
+        arch: the target.
+        demands: of the roles.
         service: warpgroups that only move data.
         blocks: CTAs an SM.
-
-    Raises:
-        ResourceError: the demands exceed the registers, or are no legal `setmaxnreg` count.
     """
-    warpgroups = sum(d.warpgroups for d in demands)
-    threads = (warpgroups + service) * WARPGROUP_THREADS
-    launch = arch.limit("registers_per_sm") // blocks // threads
-    if launch >= arch.limit("registers_per_thread") and not any(d.registers for d in demands):
-        return 0, {}
-    launch = min(launch // STEP * STEP, arch.limit("registers_per_thread") // STEP * STEP)
-    mover = {1: 40, 2: 40, 3: 32}.get(warpgroups, arch.limit("setmaxnreg_min"))
-    pool = (launch * (warpgroups + service) - mover * service) if launch else 0
-    for demand in demands:
-        _check(arch, demand)
-    left = pool - sum((d.registers or 0) * d.warpgroups for d in demands)
-    free = sum(d.warpgroups for d in demands if d.registers is None)
-    low, high = arch.limit("setmaxnreg_min"), arch.limit("setmaxnreg_max")
-    share = min(left // free // STEP * STEP, high) if free else 0
-    if left < 0 or (free and share < low):
-        shown = ", ".join(
-            f"{d.name}: {d.warpgroups} x {d.registers or 'a share'}" for d in demands
-        )
-        raise ResourceError(
-            f"registers: the roles' warpgroups have {pool} together, a thread of each, "
-            f"got {shown}",
-            hint="give roles fewer registers, or make them of fewer warpgroups",
-        )
-    return mover, {d.name: share if d.registers is None else d.registers for d in demands}
+
+    arch: Arch
+    demands: tuple[Demand, ...]
+    service: int = 1
+    blocks: int = 1
+
+    @property
+    def warpgroups(self) -> int:
+        """Of all roles."""
+        return sum(d.warpgroups for d in self.demands)
+
+    @property
+    def launch(self) -> int:
+        """Registers a thread that the launch gives: what the SM has, a multiple of 8."""
+        threads = (self.warpgroups + self.service) * WARPGROUP_THREADS
+        most = self.arch.limit("registers_per_sm") // self.blocks // threads
+        return min(most // STEP * STEP, self.arch.limit("registers_per_thread") // STEP * STEP)
+
+    @property
+    def enough(self) -> bool:
+        """Whether the launch gives each thread all it can have."""
+        threads = (self.warpgroups + self.service) * WARPGROUP_THREADS
+        most = self.arch.limit("registers_per_sm") // self.blocks // threads
+        plain = not any(d.registers for d in self.demands)
+        return plain and most >= self.arch.limit("registers_per_thread")
+
+    @property
+    def mover(self) -> int:
+        """Registers of who only moves data: 40; 32 beside three warpgroups, whose share is a
+        multiple of 8 then; the least there is beside more."""
+        least = self.arch.limit("setmaxnreg_min")
+        return {1: 40, 2: 40, 3: 32}.get(self.warpgroups, least)
+
+    def split(self) -> dict[str, int]:
+        """Registers a thread of each role: what is asked for or needed, and the rest evenly.
+
+        Raises:
+            ResourceError: the demands exceed the registers, or are no legal `setmaxnreg` count.
+        """
+        low, high = self.arch.limit("setmaxnreg_min"), self.arch.limit("setmaxnreg_max")
+        for demand in self.demands:
+            _check(demand, low, high)
+        pool = self.launch * (self.warpgroups + self.service) - self.mover * self.service
+        got = {d.name: d.registers or _rounded(max(d.needs, low)) for d in self.demands}
+        left = pool - sum(got[d.name] * d.warpgroups for d in self.demands)
+        if left < 0:
+            shown = ", ".join(
+                f"{d.name}: {d.warpgroups} x {got[d.name]}" + (" (needed)" * (not d.registers))
+                for d in self.demands
+            )
+            raise ResourceError(
+                f"registers: the {self.warpgroups} warpgroups of the roles have {pool} together, "
+                f"a thread of each, got {shown}: {-left} too many",
+                hint="use smaller tiles or fewer warpgroups",
+            )
+        free = [d for d in self.demands if d.registers is None]
+        while free:
+            for demand in sorted(free, key=lambda d: got[d.name]):
+                if got[demand.name] >= high or left < STEP * demand.warpgroups:
+                    free.remove(demand)
+                else:
+                    got[demand.name] += STEP
+                    left -= STEP * demand.warpgroups
+        return got
 
 
-def _check(arch: Arch, demand: Demand) -> None:
+def _rounded(count: int) -> int:
+    return -(-count // STEP) * STEP
+
+
+def _check(demand: Demand, low: int, high: int) -> None:
     count = demand.registers
-    low, high = arch.limit("setmaxnreg_min"), arch.limit("setmaxnreg_max")
     if count is None:
         return
-    legal = isinstance(count, int) and not isinstance(count, bool) and low <= count <= high
-    if not legal or count % STEP:
+    number = isinstance(count, int) and not isinstance(count, bool)
+    if not number or not low <= count <= high or count % STEP:
+        nearest = max(low, min(high, count // STEP * STEP)) if number else high
         raise ResourceError(
             f"registers: of a role are a multiple of {STEP} from {low} to {high}, "
             f"got {demand.name}={count!r}",
-            hint=f"registers={max(low, min(high, round(count / STEP) * STEP))}"
-            if legal
-            else "",
+            hint=f"registers={nearest}",
         )
+
+
+def sections_of(kernel: Kernel) -> dict[str, RoleSection]:
+    """The sections of a kernel, by role."""
+    return {op.name: op for op in kernel.body.ops if isinstance(op, RoleSection)}
+
+
+def give(kernel: Kernel, budget: Budget) -> None:
+    """Writes a budget into the kernel's sections."""
+    shares = budget.split()
+    for name, section in sections_of(kernel).items():
+        section.registers = shares.get(name, budget.mover)
+        section.grow = section.registers >= budget.launch
+    kernel.facts["registers"] = {name: op.registers for name, op in sections_of(kernel).items()}
+
+
+def estimated(kernel: Kernel, demands: Sequence[Demand]) -> tuple[Demand, ...]:
+    """Demands with what the tiles of each role's products take."""
+    sections = sections_of(kernel)
+    return tuple(replace(d, needs=_tiles(sections[d.name].body) + BESIDE_TILES) for d in demands)
+
+
+def _tiles(block: Block) -> int:
+    found = {}
+    for op in block.walk():
+        if isinstance(op, Mma):
+            for value in op.operands():
+                if isinstance(value.type, RegTileType):
+                    tile = storage(value)[0]
+                    found[id(tile)] = tile.type.registers  # type: ignore[union-attr]
+    return sum(found.values())
+
+
+def fit(checked: CheckedKernel, budget: Budget) -> None:
+    """Gives each role what ptxas says that it takes; leaves the estimate where there is no ptxas.
+
+    Raises:
+        ResourceError: together it is more than a CTA has.
+    """
+    try:
+        runtime_compile.ptxas(disk.current())
+    except ResourceError:
+        return
+    found = [replace(d, needs=_taken(checked, d.name)) for d in budget.demands]
+    give(checked.kernel, replace(budget, demands=tuple(found)))
+
+
+def _taken(checked: CheckedKernel, name: str) -> int:
+    """Registers a thread of a role assembled alone, in a CTA small enough for any number."""
+    kernel = checked.kernel
+    section = sections_of(kernel)[name]
+    ops: list[Op] = [op for op in kernel.body.ops if not isinstance(op, RoleSection)]
+    alone = Block()
+    alone.ops = [*ops, replace_section(section)]
+    small = replace(kernel, body=alone, threads=WARPGROUP_THREADS, cluster=1)
+    module = generate(replace(checked, kernel=small))
+    return runtime_compile.assemble(module).registers
+
+
+def replace_section(section: RoleSection) -> RoleSection:
+    """The same code for all threads, with the registers of the launch."""
+    alone = replace(section, registers=None, rest=True)
+    alone.loc, alone.scope = section.loc, section.scope
+    return alone

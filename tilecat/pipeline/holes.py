@@ -13,7 +13,7 @@ from ..errors import Loc, ScopeError
 Hole = Callable[..., None]
 ARGUMENTS = {
     "begin": ("task",), "load": ("task", "step"), "compute": ("task", "step"),
-    "consume": ("task", "steps"), "finish": ("task",), "store": ("task", "step"),
+    "start": ("task",), "consume": ("task", "steps"), "finish": ("task",), "store": ("task", "step"),
     "finish_store": ("task",),
 }  # fmt: skip
 

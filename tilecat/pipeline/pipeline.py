@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from ..builder import Builder, add, current
+from ..check.resources import shared_limit
 from ..errors import Loc, ResourceError, ScopeError
 from ..ir import Role as Threads
 from ..ir import Scope
@@ -19,7 +21,7 @@ from ..ops.memory import AllocShared
 from ..ops.scalar import require_s32
 from ..ops.sync import BARRIER_BYTES, AllocBarriers, InitBarriers
 from ..tiles import SharedTileType
-from . import budgets
+from .budgets import Budget, Demand, estimated, fit, give
 from .holes import Hole, Holes
 from .ring import PRODUCER, WARPGROUP_THREADS, Party, Ring
 from .role import Role, check_tile, name_of
@@ -215,7 +217,7 @@ class Pipeline:
     def _fit_outputs(self) -> None:
         """Gives outputs the shared memory that rings and scratch leave."""
         arch = self.builder.arch
-        free = shared_bytes_of_cta(arch, self.blocks_per_sm) - arch.limit("shared_base_align")
+        free = shared_limit(self.builder.kernel, arch) - arch.limit("shared_base_align")
         for op in self.builder.kernel.body.walk():
             if isinstance(op, AllocShared):
                 free -= op.copies * op.stride_bytes
@@ -226,37 +228,34 @@ class Pipeline:
                 free = output.grow(free)
 
     def _sections(self) -> None:
-        demands = [budgets.Demand(r.name, r.warpgroups, r.registers) for r in self.roles]
-        mover, shares = budgets.split(
-            self.builder.arch, demands, service=self.service, blocks=self.blocks_per_sm
-        )
-        if shares:
-            self.builder.kernel.facts.update(registers={PRODUCER: mover, **shares})
+        kernel, threads = self.builder.kernel, WARPGROUP_THREADS
         first = self.consumer_threads
-        with self._section(PRODUCER, first, WARPGROUP_THREADS, mover or None):
+        with self._section(PRODUCER, first, threads):
             self._move(first)
         if self.service > 1:
-            first += WARPGROUP_THREADS
-            with self._section("store", first, WARPGROUP_THREADS, mover or None):
+            first += threads
+            with self._section("store", first, threads):
                 self.storing.trace(Scope.WARPGROUP)
-        launch = self.builder.arch.limit("registers_per_sm") // self.blocks_per_sm
-        launch //= self.builder.kernel.threads
         for role in self.roles:
-            start, count = role.first * WARPGROUP_THREADS, role.warpgroups * WARPGROUP_THREADS
-            share = shares.get(role.name)
-            grow, rest = (share or 0) >= launch // 8 * 8, role is self.roles[-1]
-            with self._section(role.name, start, count, share, grow=grow, rest=rest):
+            rest = role is self.roles[-1]
+            with self._section(role.name, role.first * threads, role.warpgroups * threads, rest):
                 role.trace()
+        demands = [Demand(r.name, r.warpgroups, r.registers) for r in self.roles]
+        budget = Budget(self.builder.arch, tuple(demands), self.service, self.blocks_per_sm)
+        if budget.enough:
+            return
+        if len(demands) == 1:
+            give(kernel, budget)
+            return
+        give(kernel, replace(budget, demands=estimated(kernel, demands)))
+        kernel.facts["fit"] = lambda checked: fit(checked, budget)
 
     @contextmanager
-    def _section(
-        self, name: str, first: int, count: int, registers: int | None, *, grow: bool = False,
-        rest: bool = False,
-    ) -> Iterator[None]:  # fmt: skip
+    def _section(self, name: str, first: int, count: int, rest: bool = False) -> Iterator[None]:
         builder, body = self.builder, self.builder.child()
         end = first + count - 1
         builder.kernel.roles.append(Threads(first, end, name))
-        add(RoleSection(name, first, end, registers, grow, body, rest=rest))
+        add(RoleSection(name, first, end, None, False, body, rest=rest))
         with builder.within(body, Scope.WARPGROUP):
             yield
 
@@ -292,12 +291,6 @@ class Pipeline:
         for _, ring in rings:
             if ring.multicast:
                 ring.drain()
-
-
-def shared_bytes_of_cta(arch: Any, blocks: int) -> int:
-    """Bytes of shared memory a CTA may have where `blocks` of them share an SM."""
-    most: int = arch.limit("shared_bytes_per_cta")
-    return most // blocks
 
 
 def check_int(name: str, value: Any, low: int, high: int, loc: Loc | None) -> None:

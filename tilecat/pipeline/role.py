@@ -33,6 +33,7 @@ class Role(Party):
     its own is published at the end of the hole.
 
     Holes:
+        start(task): before the first step: what the task keeps in registers begins.
         compute(task, step): one step; or
         consume(task, steps): a whole task, with waits and releases by hand.
         finish(task): after the last step.
@@ -107,6 +108,13 @@ class Role(Party):
             )
         return self._number
 
+    def start(self, hole: Hole) -> Hole:
+        """Decorator of the start hole.
+
+        Scope of the hole: a consumer warpgroup; `tc.fill(state, 0.0)`.
+        """
+        return self.holes.fill("start", hole)
+
     def compute(self, hole: Hole) -> Hole:
         """Decorator of the compute hole.
 
@@ -143,6 +151,7 @@ class Role(Party):
             ring.begin(self)
         pipe.before_tasks(self)
         for task in pipe.tasks_of_cta():
+            self.holes.call("start", task)
             if "consume" in self.holes:
                 self.holes.call("consume", task, pipe.steps)
             else:

@@ -65,6 +65,13 @@ class Consumers(Pipeline):
         """Number of the consumer warpgroup that executes the hole."""
         return self.role.consumer
 
+    def start(self, hole: Hole) -> Hole:
+        """Decorator of the start hole.
+
+        Scope of the hole: a consumer warpgroup; `tc.fill(state, 0.0)`.
+        """
+        return self.role.start(hole)
+
     def compute(self, hole: Hole) -> Hole:
         """Decorator of the compute hole.
 
@@ -115,6 +122,7 @@ class Lcf(Consumers):
     Holes:
         begin(task): loads of a task's scratch tiles (producer).
         load(task, step): loads of one stage (producer).
+        start(task): before the first step (consumers).
         compute(task, step): one step (consumers); or
         consume(task, steps): a whole task, with waits and releases by hand (consumers).
         finish(task): after the last step (consumers).
@@ -166,6 +174,7 @@ class Lcsf(Consumers, _Stores):
     Holes:
         begin(task): loads of a task's scratch tiles (producer).
         load(task, step): loads of one stage (producer).
+        start(task): before the first step (consumers).
         compute(task, step): one step, `tc.store(output, tile)` (consumers); or
         consume(task, steps): a whole task, with waits and releases by hand (consumers).
         store(task, step): `tc.store_async(C[...], output)` of what compute filled.
@@ -196,7 +205,7 @@ class Roles(_Stores):
     Holes:
         begin(task): loads of a task's scratch tiles (producer).
         load(task, step): loads of one stage (producer).
-        of each role: compute(task, step) or consume(task, steps), and finish(task).
+        of each role: start(task), compute(task, step) or consume(task, steps), finish(task).
         store(task, step): `tc.store_async(C[...], ring)` of what a role's compute filled.
         finish_store(task): stores of what a role's finish filled.
 

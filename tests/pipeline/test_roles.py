@@ -1,0 +1,168 @@
+"""Pipelines of roles: consumers with different bodies, rings between them, their registers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import reference
+from failures import fails
+
+import tilecat as tc
+from pipeline.schedules import check_schedules, silent
+from tilecat import bf16, f32, gl, st
+from tilecat.errors import ResourceError, ScopeError
+
+BF16 = bf16.numpy
+
+
+# Right programs: accumulators that no thread touches between products need no fence, and the first
+# group of two that are waited for together no commit of its own.
+EQUIVALENT = ["state: wgmma.commit_group #1", "state: wgmma.fence #2", "state: wgmma.fence #3"]
+
+
+def scan(
+    stages: int = 2, depth: int = 2, registers: Any = None, others: Any = None
+) -> tc.KernelFunction:
+    """Causal linear attention O = tril(Q K^T) V, in chunks of 64, by a score and a state role.
+
+    The state S^T = V^T K stays in the accumulator of the state role; P = tril(Q K^T) of a chunk
+    goes from role to role, O from the state role to the storing thread.
+    """
+
+    @tc.kernel
+    def linear(Q: gl[bf16, "H", "N", 64], K: gl[bf16, "H", "N", 64], V: gl[bf16, "H", "N", 64],
+               O: gl[bf16, "H", "N", 64]):  # fmt: skip
+        pipe = tc.roles(stages=stages, steps=tc.cdiv(Q.size(1), 64),
+                        tasks=tc.row_major(Q.size(0), 1))  # fmt: skip
+        score = pipe.role("score", registers=registers)
+        state = pipe.role("state", registers=others)
+        q, k, v = (pipe.input(st[bf16, 64, 64]) for _ in range(3))
+        p = pipe.ring(st[bf16, 64, 64], writer=score, stages=depth)
+        out = pipe.ring(st[bf16, 64, 64], writer=state, stages=depth)
+        s, y = tc.empty(tc.rt[f32, 64, 64]), tc.empty(tc.rt[f32, 64, 64])
+        total = tc.empty(tc.rt[f32, 64, 64])  # S^T: a row for each column of V
+
+        @pipe.load
+        def _(task, i):
+            for tile, tensor in ((q, Q), (k, K), (v, V)):
+                tc.load_async(tile, tensor[task.row, i, 0])
+
+        @score.compute
+        def _(task, i):
+            tc.mma_ABt(s, q, k, accumulate=False)
+            tc.mma_wait()
+            tc.store(p, tc.cast(tc.tril(s), bf16))
+
+        @state.start
+        def _(task):
+            tc.fill(total, 0.0)
+
+        @state.compute
+        def _(task, i):
+            before = tc.cast(total, bf16)
+            tc.mma_ABt(y, before, q, accumulate=False)
+            tc.mma_AtBt(y, v, p)
+            tc.mma_wait()
+            tc.mma_AtB(total, v, k)
+            tc.store(out.tile.T, tc.cast(y, bf16))
+            tc.mma_wait()
+
+        @pipe.store
+        def _(task, i):
+            tc.store_async(O[task.row, i, 0], out)
+
+    return linear
+
+
+def arrays(heads: int, length: int) -> Any:
+    """Sparse zeros and ones: P and S are small integers, exact in bf16."""
+    rng = np.random.default_rng(0)
+    q, k, v = ((rng.random((heads, length, 64)) < 0.1).astype(BF16) for _ in range(3))
+    exact = [np.tril(a @ b.T) @ c for a, b, c in zip(*(x.astype(float) for x in (q, k, v)))]
+
+    def check(args: list[Any]) -> None:
+        value = np.stack(exact)
+        reference.assert_close(args[3], reference.Reference(value, np.zeros_like(value)), BF16)
+
+    return lambda: [q, k, v, np.full_like(q, np.nan)], check
+
+
+@pytest.mark.parametrize(("stages", "depth"), [(1, 1), (2, 2), (3, 1), (2, 3)])
+def test_a_role_uses_what_another_fills(stages: int, depth: int):
+    make, check = arrays(3, 296)
+    check_schedules(scan(stages, depth), make, check)
+
+
+def test_every_synchronisation_is_needed():
+    make, check = arrays(2, 328)
+    assert silent(scan(stages=3), make, check, seeds=(0, 1)) == EQUIVALENT
+
+
+def test_registers_are_what_ptxas_takes():
+    compiled = scan().compile()
+    budgets = compiled.kernel.facts["registers"]
+    assert budgets["state"] > budgets["score"] > budgets["producer"]
+    assert sum(budgets.values()) * 128 <= 65536
+    assert compiled.resources.spill_bytes == 0
+    # Matrix descriptors stay in uniform registers: 7 moves, all outside the loops (ptxas 13.5).
+    assert sum("R2UR" in line for line in compiled.sass.splitlines()) <= 8
+
+
+def test_registers_may_be_given():
+    assert scan(registers=64).compile().kernel.facts["registers"]["score"] == 64
+
+
+@pytest.mark.parametrize(
+    ("registers", "message"),
+    [
+        (100, "registers: of a role are a multiple of 8 from 24 to 256, got score=100"),
+        ("x", "registers: of a role are a multiple of 8 from 24 to 256, got score='x'"),
+    ],
+)
+def test_registers_of_a_role_are_legal(registers: Any, message: str):
+    error = pytest.raises(ResourceError, scan(registers=registers).compile).value
+    assert error.message == message and error.loc is not None
+
+
+def test_registers_of_roles_fit_together():
+    error = pytest.raises(ResourceError, scan(registers=256, others=216).compile).value
+    assert error.message == (
+        "registers: the 2 warpgroups of the roles have 464 together, a thread of each, "
+        "got score: 1 x 256, state: 1 x 216: 8 too many"
+    )
+
+
+def test_role_has_a_name_of_its_own():
+    @tc.kernel
+    def k(X: gl[bf16, "M", 64]):
+        pipe = tc.roles(stages=1, steps=1, tasks=tc.row_major(1, 1))
+        pipe.role("producer")
+
+    fails(
+        k.compile, ScopeError,
+        "roles: a role has a name of its own, an identifier, got name='producer'",
+        at="pipe.role(", hint="taken: producer, store",
+    )  # fmt: skip
+
+
+def test_writer_of_a_ring_is_a_role():
+    @tc.kernel
+    def k(X: gl[bf16, "M", 64]):
+        pipe = tc.roles(stages=1, steps=1, tasks=tc.row_major(1, 1))
+        pipe.ring(st[bf16, 64, 64], writer="score")
+
+    fails(
+        k.compile, ScopeError,
+        "pipe.ring: the writer is a role of the pipeline, got 'score'",
+        at="pipe.ring(", hint='role = pipe.role("score"); pipe.ring(kind, writer=role)',
+    )  # fmt: skip
+
+
+def test_roles_need_a_role():
+    @tc.kernel
+    def k(X: gl[bf16, "M", 64]):
+        tc.roles(stages=1, steps=1, tasks=tc.row_major(1, 1))
+
+    fails(k.compile, ScopeError, "roles: needs at least one pipe.role", at="tc.roles(")
