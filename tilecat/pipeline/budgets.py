@@ -81,8 +81,10 @@ class Budget:
 
     @property
     def mover(self) -> int:
-        """Registers of who only moves data: 40; 32 beside three warpgroups, whose share is a
-        multiple of 8 then; the least there is beside more."""
+        """Registers of who only moves data.
+
+        40; 32 beside three warpgroups, whose share is a multiple of 8 then; else the least.
+        """
         least = self.arch.limit("setmaxnreg_min")
         return {1: 40, 2: 40, 3: 32}.get(self.warpgroups, least)
 

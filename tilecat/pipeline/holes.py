@@ -12,9 +12,9 @@ from ..errors import Loc, ScopeError
 
 Hole = Callable[..., None]
 ARGUMENTS = {
-    "begin": ("task",), "load": ("task", "step"), "compute": ("task", "step"),
-    "start": ("task",), "consume": ("task", "steps"), "finish": ("task",), "store": ("task", "step"),
-    "finish_store": ("task",),
+    "begin": ("task",), "load": ("task", "step"), "start": ("task",),
+    "compute": ("task", "step"), "consume": ("task", "steps"), "finish": ("task",),
+    "store": ("task", "step"), "finish_store": ("task",),
 }  # fmt: skip
 
 
