@@ -5,8 +5,9 @@
         python benchmarks/bank_conflicts.py run > ncu.csv
     python benchmarks/bank_conflicts.py report ncu.csv OUT.json
 
-One kernel a tile: registers to shared memory and back, REPEATS times by one warpgroup. The
-counter also counts arbitration with other traffic; here there is none.
+One kernel a tile: registers to shared memory and back, REPEATS times by one warpgroup; or, where
+ATOMIC has the tile, added to the shared tile by atomics. The counter also counts arbitration with
+other traffic; here there is none.
 """
 
 import csv
@@ -38,6 +39,28 @@ TILES = (
 )
 
 
+ATOMIC = (st[s32, 64, 32], st[s32, 64, 64], st[s32, 64, 64, "col"], st[f32, 64, 64])
+
+
+def atomic_kernel_of(kind: SharedTileType) -> Any:
+    """A kernel that adds zeros to a shared tile, many times."""
+
+    @tc.kernel
+    def through_shared(A: gl[kind.dtype, "M", "N"], B: gl[kind.dtype, "M", "N"]):
+        tile = tc.shared(kind)
+        with tc.warpgroup():
+            held = tc.load(A[0, 0], rt[kind.dtype, 64, kind.cols])
+            tc.store(tile, held)
+            tc.sync()
+            nothing = tc.zeros(rt[kind.dtype, 64, kind.cols])
+            for _ in tc.range(REPEATS):
+                tc.atomic_add(tile, nothing)
+            tc.sync()
+            tc.store(B[0, 0], tc.load(tile))
+
+    return through_shared
+
+
 def kernel_of(kind: SharedTileType) -> Any:
     """A kernel that moves one tile to shared memory and back, many times."""
 
@@ -57,25 +80,34 @@ def kernel_of(kind: SharedTileType) -> Any:
     return through_shared
 
 
-def static(kind: SharedTileType) -> tuple[int, int]:
+KERNELS = [(kind, kernel_of(kind), "") for kind in TILES]
+KERNELS += [(kind, atomic_kernel_of(kind), " by atomics") for kind in ATOMIC]
+
+
+def static(kernel: Any) -> tuple[int, int]:
     """(wavefronts beyond the ideal, wavefronts) of a launch: 4 warps, REPEATS rounds."""
-    requests = [q for a in shared_accesses(kernel_of(kind).compile().kernel) for q in a.requests]
-    extra = sum(q.wavefronts - q.ideal for q in requests)
-    return 4 * REPEATS * extra, 4 * REPEATS * sum(q.wavefronts for q in requests)
+    accesses = shared_accesses(kernel.compile().kernel)
+    atomic = any(a.op == "AtomicShared" for a in accesses)
+    extra = total = 0
+    for access in accesses:
+        rounds = 1 if atomic and access.op != "AtomicShared" else REPEATS
+        extra += 4 * rounds * sum(q.wavefronts - q.ideal for q in access.requests)
+        total += 4 * rounds * sum(q.wavefronts for q in access.requests)
+    return extra, total
 
 
 def run() -> None:
     """Launches every kernel once, and checks what comes back."""
     import torch
 
-    for kind in TILES:
+    for kind, kernel, how in KERNELS:
         whole = np.random.default_rng(0).integers(-100, 100, (64, kind.cols))
         a = torch.tensor(whole, dtype=getattr(torch, kind.dtype.torch), device="cuda")
         b = torch.zeros_like(a)
-        kernel_of(kind)(a, b, grid=1)
+        kernel(a, b, grid=1)
         torch.cuda.synchronize()
         if not torch.equal(a, b):
-            raise SystemExit(f"{kind}: wrong numbers")
+            raise SystemExit(f"{kind}{how}: wrong numbers")
 
 
 def report(source: str, target: str) -> None:
@@ -90,9 +122,9 @@ def report(source: str, target: str) -> None:
             counters.setdefault(int(row["ID"]), {})[row["Metric Name"]] = value
             device = f"compute capability {row['CC']}"
     rows = []
-    for kind, found in zip(TILES, counters.values(), strict=True):
-        extra, wavefronts = static(kind)
-        name = str(kind) + ("" if kind is not PLAIN else " without swizzle")
+    for (kind, kernel, how), found in zip(KERNELS, counters.values(), strict=True):
+        extra, wavefronts = static(kernel)
+        name = str(kind) + how + ("" if kind is not PLAIN else " without swizzle")
         rows.append(
             {
                 "tile": name, "static_conflicts": extra, "static_wavefronts": wavefronts,

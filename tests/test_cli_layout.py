@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from typing import Any
 
 import click
 import numpy as np
@@ -11,9 +12,11 @@ import pytest
 from click.testing import CliRunner
 
 import tilecat as tc
-from tilecat import bf16, f32
+from tilecat import bf16, f32, gl, rt, st, u8
+from tilecat.check import shared_accesses
 from tilecat.cli import main
 from tilecat.cli.layout import chunk_cell, register_cell, tile_of, vector_rows
+from tilecat.errors import LayoutError
 from tilecat.layouts.degrees import access_degrees
 
 
@@ -68,6 +71,28 @@ def test_degree_of_a_column_is_counted_from_addresses(swizzle: int):
     assert found["ldmatrix, 8 lines"].ways == {128: 1, 64: 1, 32: 1, 0: 8}[swizzle]
     # 16 columns a panel of 32 bytes: a row of 32 lies in two panels, at the same banks.
     assert found["row, an element a lane"].ways == (2 if swizzle == 32 else 1)
+
+
+@pytest.mark.parametrize("order", ["row", "col"])
+@pytest.mark.parametrize(
+    "kind", [st[d, *s] for d in (f32, bf16, u8) for s in ((64, 64), (64, 128), (128, 64, "col"))],
+    ids=str,
+)
+def test_degrees_of_whole_tiles_are_those_of_what_is_emitted(kind: Any, order: str):
+    def moves(A: gl[kind.dtype, "M", "N"]):
+        tile = tc.shared(kind)
+        with tc.warpgroup():
+            tc.store(tile, tc.load(A[0, 0], rt[kind.dtype, *kind.shape, order]))
+
+    found = [d for d in access_degrees(kind.layout) if d.name.startswith(f"{order}-order")]
+    try:
+        kernel = tc.kernel(moves).compile().kernel
+    except LayoutError:  # no instruction moves parts of registers, or no such register tile
+        assert not found
+        return
+    (access,) = shared_accesses(kernel)
+    assert [(d.width_bytes, d.ways) for d in found] == [(access.width_bytes, access.ways)]
+    assert found[0].wavefronts == sum(request.wavefronts for request in access.requests)
 
 
 def test_degrees_are_printed():

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from memory.registers import CASES as MEMORY
+from memory_cases import MemoryCase, run_on_machine
 from ops_cases import CASES as OPS
 from ops_cases import COLS, ROWS, TILE, N, OpCase, S, check, kernel_of, operands
 
@@ -90,6 +92,15 @@ def test_swizzled_tiles_of_the_kernels_have_no_conflict(name: str):
     assert {access.name for access in accesses} <= {"a", "b", "c", "q", "k", "v", "out"}
     widths = {a.width_bytes for a in accesses if a.op == "StoreShared"}
     assert widths == {16}
+
+
+ATOMICS = [case for case in MEMORY if case.name.startswith("atomic shared")]
+
+
+@pytest.mark.parametrize("case", ATOMICS, ids=str)
+def test_atomics_of_shared_tiles_are_listed_as_measured(case: MemoryCase):
+    result = run_on_machine(case)
+    assert static(compiled_of(case.kernel, *case.arrays().values())) == measured(result)
 
 
 BETWEEN_WARPS = (

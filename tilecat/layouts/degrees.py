@@ -54,9 +54,10 @@ def access_degrees(layout: SharedLayout) -> tuple[Degree, ...]:
     ]
     for order in ORDERS:
         try:
-            found.append(_whole_tile(layout, order))
+            whole = _whole_tile(layout, order)
         except LayoutError:  # no register tile has this shape in this order
             continue
+        found += [whole] if whole is not None else []
     return tuple(found)
 
 
@@ -74,16 +75,21 @@ def _along(layout: SharedLayout, axis: str) -> Degree:
     return Degree(f"{axis}, an element a lane", size, worst, ideal_wavefronts(lanes, size))
 
 
-def _whole_tile(layout: SharedLayout, order: str) -> Degree:
-    """The register tile of the same shape and dtype, to or from the shared tile."""
+def _whole_tile(layout: SharedLayout, order: str) -> Degree | None:
+    """The register tile of the same shape and dtype, to or from the shared tile, as kernels do it.
+
+    None where they do not: no instruction moves a part of a register.
+    """
     along = layout.rows if order == "row" else layout.cols
     warps = 4 if along % 64 == 0 else 1
     registers = RegisterLayout(layout.dtype, layout.rows, layout.cols, warps, order)
-    plan = plan_access(registers, layout)
+    plan = plan_access(registers, layout, exchange=True)
+    if plan.elements < registers.elements_per_register:
+        return None
     if plan.kind == "matrix":
         how = f"ldmatrix.x{plan.matrices}{'.trans' if plan.trans else ''}"
     else:
-        how = "ld.shared, st.shared"
+        how = "ld.shared, st.shared" + (", accesses traded" if plan.exchange else "")
     holder = "warpgroup" if warps == 4 else "warp"
     name = f"{order}-order register tile of a {holder}: {how}"
     return Degree(name, plan.width_bytes, plan.wavefronts, plan.ideal_wavefronts)

@@ -5,13 +5,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
+
 from ..errors import DTypeError, LayoutError
-from ..ir import TILE_SCOPES, Access, Effect, Op, Scope, TensorArg, Value, attribute, operand
-from ..layouts import AccessPlan, plan_access
+from ..ir import (
+    TILE_SCOPES,
+    Access,
+    Effect,
+    Op,
+    Scope,
+    SharedRequest,
+    TensorArg,
+    Value,
+    attribute,
+    operand,
+)
+from ..layouts import AccessPlan, bank_conflicts, plan_access
+from ..layouts.banks import WARP, WORD_BYTES
 from ..ptx import transfers
 from ..tiles import PeerType, RegTileType, RegVecType, SharedTileType, TileType, place_type
 from .global_memory import GlobalAccess, check_place, split
-from .memory import registers_of_access
+from .memory import WARPGROUP_THREADS, registers_of_access
 from .places import held, owner
 from .shared_vectors import VectorMove
 
@@ -129,6 +143,19 @@ class AtomicShared(Op):
         assert isinstance(source, RegTileType) and isinstance(target, SharedTileType), "checked"
         return plan_access(source.layout, target.layout, matrices=False)
 
+    @property
+    def requests(self) -> tuple[SharedRequest, ...]:
+        """One request a register, of 4 bytes a lane; none of a peer's banks."""
+        if isinstance(self.shared.type, PeerType):
+            return ()
+        plan, found = self.plan(), []
+        for access in plan.accesses:
+            first = plan.byte_offset(access, np.arange(WARPGROUP_THREADS)).reshape(-1, WARP)
+            for start in range(0, plan.width_bytes, WORD_BYTES):
+                worst = max(bank_conflicts(warp + start, WORD_BYTES) for warp in first)
+                found.append(SharedRequest("red.shared", WORD_BYTES, worst, 1))
+        return tuple(found)
+
     def effects(self) -> tuple[Effect, ...]:
         """Reads the registers, reads and writes the tile."""
         reads = (Effect(Access.READ, self.register), Effect(Access.READ, self.shared))
@@ -155,6 +182,12 @@ class AtomicVector(VectorMove):
     verb: ClassVar[str] = "atomic_{operation}"
     operation: str = attribute()
     vector: Value = operand()
+
+    @property
+    def requests(self) -> tuple[SharedRequest, ...]:
+        """Its updates, with their bank conflicts; none of a peer's banks."""
+        assert isinstance(self.vector.type, RegVecType), "checked in infer"
+        return () if self.away else self.requests_of("red.shared", self.vector.type)
 
     def infer(self) -> tuple[TileType, ...]:
         """Nothing; lengths and dtypes must agree."""

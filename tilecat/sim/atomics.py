@@ -186,7 +186,9 @@ def _places(machine: Machine, fiber: Fiber, item: Instruction, atomic: Atomic, t
         shadow, pattern = machine.shadows[cta], pattern_of(machine, offsets, threads, size)
         cells = shadow.byte_cells(np.unique(offsets[:, None] + np.arange(size)))
         shadow.atomic(cells, int(threads[0]) // 32, item.pc)
-        machine.conflicts.setdefault(item.pc, (pattern.ideal, pattern.ideal))
+        worst = machine.conflicts.get(item.pc)
+        if worst is None or pattern.wavefronts * worst[1] > worst[0] * pattern.ideal:
+            machine.conflicts[item.pc] = (pattern.wavefronts, pattern.ideal)
     yield (machine.shared[cta], int(addresses[0] - offsets[0])), slice(None)
 
 
