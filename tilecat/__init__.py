@@ -141,6 +141,8 @@ from .language.transfers import (
 )
 from .language.triangular import tril_inverse
 from .language.vectors import (
+    from_register_order,
+    register_order,
     to_col_vector,
     to_plain,
     to_row_vector,
@@ -221,6 +223,7 @@ __all__ = [
     "fence",
     "fence_async",
     "fill",
+    "from_register_order",
     "full",
     "gl",
     "grid_launch",
@@ -269,6 +272,7 @@ __all__ = [
     "random_bits",
     "range",
     "reduce_vector",
+    "register_order",
     "regroup",
     "require",
     "require_extent",

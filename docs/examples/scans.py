@@ -14,7 +14,8 @@ a row (aligned), one a column (orthogonal), both copied where a tile of that sha
 or plain, without copies.
 """,
     tuple(
-        "cumsum cumprod cummax cummin decay_tile to_row_vector to_col_vector to_plain hasnan "
+        "cumsum cumprod cummax cummin decay_tile to_row_vector to_col_vector to_plain "
+        "register_order from_register_order hasnan "
         "row_argmax row_argmin col_argmax col_argmin".split()
     ),
     (
@@ -30,6 +31,11 @@ or plain, without copies.
           "np.allclose(Y, X + X.max(1))"),
         E("to_plain", "v = tc.to_plain(tc.row_max(x))  # one value a thread\n"
           "y = x + tc.to_row_vector(v)", "np.allclose(Y, X + X.max(1, keepdims=True))"),
+        E("register_order from_register_order", """
+room = tc.shared(sv[f32, 4096])
+tc.store(room, tc.register_order(x))
+y = tc.from_register_order(tc.load(room, rv[f32, 4096, "plain"]), rt[f32, 64, 64])
+""".strip(), "np.array_equal(Y, X)"),
         E("hasnan", "y = tc.full(rt[f32, 64, 64], tc.select(tc.hasnan(x), 1.0, 0.0))",
           "not Y.any()"),
         E("row_argmax row_argmin",

@@ -8,12 +8,17 @@ from memory_cases import MemoryCase, run_on_machine
 from .barriers import CASES as BARRIERS
 from .clusters import CASES as CLUSTERS
 from .ctas import CASES as CTAS
+from .parts import CASES as PARTS
+from .register_order import CASES as REGISTER_ORDER
 from .registers import CASES as REGISTERS
 from .reversed_views import CASES as REVERSED
 from .transfers import CASES as TRANSFERS
 from .views import CASES as VIEWS
 
-CASES = (*BARRIERS, *CLUSTERS, *CTAS, *REGISTERS, *REVERSED, *TRANSFERS, *VIEWS)
+CASES = (
+    *BARRIERS, *CLUSTERS, *CTAS, *PARTS, *REGISTER_ORDER, *REGISTERS, *REVERSED, *TRANSFERS,
+    *VIEWS,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

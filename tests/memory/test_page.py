@@ -15,7 +15,7 @@ def test_blocks_run(capsys: pytest.CaptureFixture[str]):
     text = PAGE.read_text(encoding="utf-8")
     names: dict[str, object] = {"__name__": "page"}
     found = list(re.finditer(r"^```python\n(.*?)^```$", text, re.S | re.M))
-    assert len(found) == 6
+    assert len(found) == 7
     for block in found:
         above = text[: block.start(1)].count("\n")
         source = "\n" * above + block[1]

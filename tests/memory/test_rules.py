@@ -173,6 +173,11 @@ RULES = (
     Rule(lambda k: tc.load(tile(sv[s32, 64]), rv[f32, 64]), DTypeError,
          "load: dtypes must agree, got sv[s32, 64] and rv[f32, 64]",
          "f32 registers take f32, bf16 and f16; s32 take s32"),
+    Rule(lambda k: tc.register_order(tc.full(rv[f32, 64], 0.0)), LayoutError,
+         "register_order: wanted a register tile of memory's dtypes, got rv[f32, 64]"),
+    Rule(lambda k: tc.from_register_order(tc.full(rv[f32, 64, "plain"], 0.0), TILE), LayoutError,
+         "from_register_order: rt[f32, 64, 64] is made of rv[f32, 4096, plain], "
+         "got rv[f32, 64, plain]", 'tc.load(place, tc.rv[tc.f32, 4096, "plain"])'),
     # atomics
     Rule(lambda k: tc.atomic_min(k.A[0, 0], tc.full(TILE, 0.0)), DTypeError,
          "atomic_min: combines s32, u32, got rt[f32, 64, 64]"),

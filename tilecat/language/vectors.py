@@ -1,16 +1,19 @@
-"""Vectors: changes between the three layouts."""
+"""Vectors: changes between the three layouts, and tiles as vectors of their registers."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from ..builder import add, current
+from ..dtypes import f32, s32, u32
 from ..errors import LayoutError
 from ..ir import Scope
 from ..ops.vectors import ChangeVector
-from ..tiles import RegVecType
+from ..ops.views import ViewRegisters
+from ..tiles import RegTileType, RegVecType
+from .functions import held_by_scope
 from .reductions import scratch
-from .values import RegVec, registers_of, wrap
+from .values import RegTile, RegVec, registers_of, wrap
 
 
 def to_row_vector(vector: RegVec) -> RegVec:
@@ -29,6 +32,66 @@ def to_col_vector(vector: RegVec) -> RegVec:
 def to_plain(vector: RegVec) -> RegVec:
     """The same values without copies: value x in thread x mod threads (`rv[f32, n, "plain"]`)."""
     return _changed("to_plain", vector, "plain")
+
+
+def register_order(tile: RegTile) -> RegVec:
+    """A register tile as a plain vector of its registers, in the order that threads hold them.
+
+    Register i of thread t is value `i * threads + t`: the same registers, so nothing moves. Stored
+    to a shared vector or along an axis of a tensor, and loaded again, the tile comes back by
+    `tc.from_register_order` without a layout, a swizzle or a bank conflict: for what only kernels
+    read, and for sums of tiles by `tc.store_bulk(..., add_=True)` or `tc.atomic_add`.
+
+    Elements of 16 and 8 bits stay packed: the vector is of u32.
+
+    Scope: warpgroup, warp, that of the tile. PTX: none.
+
+    Example: `tc.store(G[block, 0], tc.register_order(acc))` of `G: gl[f32, "blocks", 4096]`
+    """
+    value = registers_of(tile, "register_order")
+    made = add(ViewRegisters(value, tuple(range(_held(value.type))), _ordered(value.type)))
+    return RegVec(made.result)
+
+
+def from_register_order(vector: RegVec, kind: RegTileType) -> RegTile:
+    """A plain vector as the register tile that `tc.register_order` made it from.
+
+    Args:
+        vector: plain, of the tile's 32-bit dtype, or of u32 for packed elements.
+        kind: the tile's type: `rt[f32, 64, 64]`.
+
+    Raises:
+        LayoutError: another dtype or length.
+
+    Scope: warpgroup, warp. PTX: none.
+    """
+    value = registers_of(vector, "from_register_order")
+    if not isinstance(kind, RegTileType):
+        raise LayoutError(
+            f"from_register_order: wanted a register tile's type, got {kind!r}",
+            hint="tc.from_register_order(x, tc.rt[tc.f32, 64, 64])",
+        )
+    target = held_by_scope(kind, "from_register_order")
+    assert isinstance(target, RegTileType), "a tile stays one"
+    wanted = _ordered(target)
+    if value.type != wanted:
+        raise LayoutError(
+            f"from_register_order: {target} is made of {wanted}, got {value.type}",
+            hint=f"tc.load(place, tc.rv[tc.{wanted.dtype.name}, {wanted.length}, \"plain\"])",
+        )
+    return RegTile(add(ViewRegisters(value, tuple(range(_held(target))), target)).result)
+
+
+def _held(kind: Any) -> int:
+    return int(kind.registers)
+
+
+def _ordered(kind: Any) -> RegVecType:
+    """The plain vector of a tile's registers."""
+    if not isinstance(kind, RegTileType) or kind.dtype not in (f32, s32, u32) and not kind.packed:
+        raise LayoutError(f"register_order: wanted a register tile of memory's dtypes, got {kind}")
+    dtype = u32 if kind.packed else kind.dtype
+    return RegVecType(dtype, kind.registers * 32 * kind.warps, "plain", warps=kind.warps)
 
 
 def _changed(name: str, vector: RegVec, axis: str) -> RegVec:
@@ -55,5 +118,3 @@ def change_vector(name: str, vector: RegVec, kind: RegVecType) -> RegVec:
     assert room is not None, "no vector is empty"
     made: Any = wrap(add(ChangeVector(registers_of(vector, name), room, kind, name)).result)
     return made  # type: ignore[no-any-return]
-
-

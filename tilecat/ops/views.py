@@ -1,4 +1,4 @@
-"""Views of register tiles: parts and transposes that share the tile's registers."""
+"""Views of register tiles: parts, transposes and vectors that share the tile's registers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ViewRegisters(Op):
     pure: ClassVar[bool] = True
     tile: Value = operand()
     registers: tuple[int, ...] = attribute()
-    kind: RegTileType = attribute()
+    kind: RegTileType | RegVecType = attribute()
 
     def infer(self) -> tuple[TileType, ...]:
         """The view's type."""
