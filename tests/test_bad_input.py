@@ -308,7 +308,7 @@ def test_unknown_parameter_is_refused():
         ScopeError,
         "matmul: unknown compile-time parameter, got tile_x=",
         at="matmul(A, B, C, tile_x",
-        hint="matmul takes tile_m, tile_n, tile_k, stages, group, cluster, epilogue",
+        hint=f"matmul takes {', '.join(name for name, _ in matmul.signature.params)}",
     )
 
 

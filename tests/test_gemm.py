@@ -180,3 +180,89 @@ def test_an_output_may_not_be_an_operand():
     for options in ({}, {"beta": 1.0}, {"epilogue": (E.residual, normal(64, 64))}):
         with pytest.raises(LayoutError, match="must share no memory with other arguments"):
             tc.matmul(square, normal(64, 64), square, **options)
+
+
+# ---- two products, scales of blocks
+
+
+def scaled_by_blocks(a, b, scale_a, scale_b) -> gemm_cases.Chain:
+    """The sum over blocks of 128 of K of their products, each times the scales of its block."""
+    m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
+    columns = np.repeat(scale_b.astype(np.float64), 128, -1)[..., :n]
+    shape = (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), m, n)
+    whole = gemm_cases.Chain(np.zeros(shape), np.zeros(shape))
+    for block, first in enumerate(range(0, k, 128)):
+        part = gemm_cases.product(a[..., first : first + 128], b[..., first : first + 128, :])
+        part.times(scale_a[..., block, None].astype(np.float64))
+        part.times(columns[..., block, None, :])
+        whole.plus(part.value)
+        whole.error = whole.error + part.error
+    return whole
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k"), [(200, 208, 300), (1, 16, 128), (130, 300, 1), (64, 400, 520)], ids=str
+)
+@pytest.mark.parametrize("batch", [(), (2,)], ids=str)
+def test_scales_of_blocks(batch, m, n, k):
+    rng = np.random.default_rng(0)
+    a = normal(*batch, m, k, dtype=E4M3)
+    b = normal(*batch, k, n, dtype=E4M3, seed=1)
+    blocks, wide = -(-k // 128), -(-n // 128)
+    scale_a = rng.uniform(0.5, 2, (*batch, m, blocks)).astype(np.float32)
+    scale_b = rng.uniform(0.5, 2, (*batch, blocks, wide)).astype(np.float32)
+    out = np.full((*batch, m, n), np.nan, BF16)
+    tc.matmul(a, b, out, scale_a=scale_a, scale_b=scale_b)
+    close(out, scaled_by_blocks(a, b, scale_a, scale_b))
+
+
+def test_scales_of_blocks_come_in_pairs_and_with_fp8():
+    blocks = np.ones((64, 2), np.float32)
+    a, b = normal(64, 200, dtype=E4M3), normal(200, 300, dtype=E4M3)
+    with pytest.raises(LayoutError, match="one element, or one a row .* or both are of blocks"):
+        tc.matmul(a, b, scale_a=blocks, scale_b=np.ones((2, 2), np.float32))
+    with pytest.raises(DTypeError, match="scales of blocks are f32, of FP8 operands"):
+        tc.matmul(normal(64, 200), normal(200, 300), scale_a=blocks,
+                  scale_b=np.ones((2, 3), np.float32))  # fmt: skip
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(200, 136, 72), (1, 300, 90), (260, 64, 200)], ids=str)
+@pytest.mark.parametrize("dtype", ["bf16", "e4m3"])
+def test_gated_product(dtype, m, n, k):
+    rng = np.random.default_rng(2)
+    a = gemm_cases.numbers(rng, (m, k), dtype, "row")
+    b, c = (gemm_cases.numbers(rng, (k, n), dtype, "row") for _ in range(2))
+    out, bias = np.full((m, n), np.nan, BF16), np.ones(n, np.float32)
+    tc.matmul(a, b, out, second=c, epilogue=(E.swiglu, (E.bias, bias)))
+    gate, wanted = gemm_cases.product(a, b), gemm_cases.product(a, c)
+    gate.through(gemm_cases.silu, 1.2)
+    error = gate.error * np.abs(wanted.value) + wanted.error * np.abs(gate.value)
+    wanted.times(gate.value)
+    wanted.error = error + gemm_cases.F32 * np.abs(wanted.value)
+    wanted.plus(1.0)
+    close(out, wanted)
+
+
+SECOND = (
+    ({"epilogue": ()}, "take an epilogue that makes one tile of two, got none"),
+    ({"epilogue": E.gelu}, r"takes \(x, y, at\) and the arguments given with it, got 0 for gelu"),
+    ({"alpha": 0.5}, "with second, factors belong to the epilogue"),
+    ({"second": normal(128, 79)}, r"second has the shape and dtype of b, got \(128, 79\) of bf16"),
+)
+
+
+@pytest.mark.parametrize(("options", "message"), SECOND, ids=lambda x: str(x)[:30])
+def test_gated_product_refuses(options, message):
+    with pytest.raises(LayoutError, match=message):
+        tc.matmul(A, B, **{"second": B.copy(), "epilogue": E.swiglu, **options})
+
+
+def test_wide_tiles_of_two_products_and_of_blocks_do_not_spill():
+    c, ones = np.zeros((128, 128), BF16), np.ones((1, 128), np.float32)
+    a, b = normal(128, 128, dtype=E4M3), normal(128, 128, dtype=E4M3).T
+    for stages, tile_m in ((5, 128), (8, 64)):
+        options = {"tile_m": tile_m, "tile_n": 128, "block_scales": True}
+        made = kernel.compile(a, b, c, ones, ones[:, :1], stages=stages, **options)
+        assert made.resources.spill_bytes == 0
+    made = kernel.compile(a, b, c, b, tile_n=128, second=True, epilogue=(Step(E.geglu),))
+    assert made.resources.spill_bytes == 0

@@ -34,24 +34,33 @@ class GemmCall:
     Args:
         out: what the caller gets.
         arrays: A, B and the output, their leading axes merged.
-        steps: of the epilogue.
-        args: run-time arguments of the steps.
+        args: the kernel's further arguments: of its parameters, then of the steps.
+        params: `epilogue`, and what else the kernel has to know.
         extents: M, N, K of a plane.
         planes: how many.
     """
 
     out: Any
     arrays: tuple[Any, Any, Any]
-    steps: tuple[Step, ...]
     args: tuple[Any, ...]
+    params: dict[str, Any]
     extents: tuple[int, int, int]
     planes: int
 
 
-def prepare(
-    a: Any, b: Any, out: Any, out_dtype: Any, alpha: Any, beta: Any, scales: tuple[Any, Any],
-    epilogue: Any,
-) -> GemmCall:  # fmt: skip
+@dataclass
+class Options:
+    """Keyword arguments of `tc.matmul`."""
+
+    out_dtype: Any
+    alpha: Any
+    beta: Any
+    scales: tuple[Any, Any]
+    second: Any
+    epilogue: Any
+
+
+def prepare(a: Any, b: Any, out: Any, options: Options) -> GemmCall:
     """Checks a product's arguments and makes the kernel's; see `tilecat.matmul`.
 
     Raises:
@@ -60,28 +69,85 @@ def prepare(
     """
     left, right = view(a), view(b)
     shape = _shape(left, right)
-    dtype = _dtypes(left, right, out, out_dtype)
-    if out is None:
-        if not (isinstance(beta, int | float) and beta == 0):
-            raise LayoutError(f"matmul: beta scales what out holds, got {beta=} and no out")
-        out = empty(a, shape, dtype)
-    elif tuple(view(out).shape) != shape:
-        raise LayoutError(
-            f"matmul: out has the shape {shape} for these operands, got {tuple(view(out).shape)}"
-        )
+    dtype = _dtypes(left, right, out, options.out_dtype)
+    out = _output(a, out, shape, dtype, options.beta)
     m, k = left.shape[-2:]
     n = right.shape[-1]
-    chain = [*_scale_steps(scales, left, right)]
-    chain += _factor("alpha", alpha, epilogues.scale, 1) + _factor(
-        "beta", beta, epilogues.add_out, 0
-    )
-    chain += _chain(epilogue)
-    steps = tuple(Step(function, len(args)) for function, *args in chain)
-    args = tuple(arg for _, *args in chain for arg in args)
+    first = _second(options, right)
+    blocks = _block_scales(options.scales, left, right)
+    params: dict[str, Any] = {"second": bool(first), "block_scales": bool(blocks)}
+    chain = [] if blocks else _scale_steps(options.scales, left, right)
+    chain += _factor("alpha", options.alpha, epilogues.scale, 1)
+    chain += _factor("beta", options.beta, epilogues.add_out, 0)
+    chain += _chain(options.epilogue, 1 + params["second"])
+    params["epilogue"] = tuple(Step(function, len(args)) for function, *args in chain)
+    args = (*first, *blocks, *(arg for _, *args in chain for arg in args))
     # Axes of a tensor that a step takes are matched with those of the batch: it stays as it is.
     merge = all(len(getattr(arg, "shape", ())) < 2 for arg in args)
     arrays = _planes(shape[:-2], (_k_last(a, left, 1), _k_last(b, right, 2), out), merge)
-    return GemmCall(out, arrays, steps, args, (m, n, k), math.prod(shape[:-2]))
+    return GemmCall(out, arrays, args, params, (m, n, k), math.prod(shape[:-2]))
+
+
+def _output(a: Any, out: Any, shape: tuple[int, ...], dtype: str, beta: Any) -> Any:
+    if out is None:
+        if not (_is_number(beta) and beta == 0):
+            raise LayoutError(f"matmul: beta scales what out holds, got {beta=} and no out")
+        return empty(a, shape, dtype)
+    if tuple(view(out).shape) != shape:
+        raise LayoutError(
+            f"matmul: out has the shape {shape} for these operands, got {tuple(view(out).shape)}"
+        )
+    return out
+
+
+def _second(options: Options, right: ArrayView) -> tuple[Any, ...]:
+    """The second B, as an argument of the kernel.
+
+    Raises:
+        LayoutError: of another shape or dtype, or factors that might be meant for either product.
+    """
+    if options.second is None:
+        return ()
+    other = view(options.second)
+    if (tuple(other.shape), other.dtype) != (tuple(right.shape), right.dtype):
+        raise LayoutError(
+            f"matmul: second has the shape and dtype of b, got {tuple(other.shape)} of "
+            f"{other.dtype} and {tuple(right.shape)} of {right.dtype}"
+        )
+    factors = _factor("alpha", options.alpha, epilogues.scale, 1)
+    factors += _factor("beta", options.beta, epilogues.add_out, 0)
+    if factors or any(x is not None for x in options.scales):
+        raise LayoutError(
+            "matmul: with second, factors belong to the epilogue, got alpha, beta or scales",
+            hint="epilogue=(lambda x, y, at, s: tc.silu(x * s) * y, scale)",
+        )
+    return (_k_last(options.second, other, 2),)
+
+
+def _block_scales(
+    scales: tuple[Any, Any], left: ArrayView, right: ArrayView
+) -> tuple[Any, ...]:
+    """Scales of 1 x 128 of a and 128 x 128 of b as the kernel takes them; () for other scales.
+
+    Raises:
+        LayoutError: one of them alone has that shape.
+    """
+    if any(scale is None or _is_number(scale) for scale in scales):
+        return ()
+    blocks, wide = (-(-x // BLOCK) for x in (left.shape[-1], right.shape[-1]))
+    wanted = (*left.shape[:-1], blocks), (*right.shape[:-2], blocks, wide)
+    found = [view(scale) for scale in scales]
+    fits = [tuple(x.shape) == shape for x, shape in zip(found, wanted, strict=True)]
+    if blocks == 1 and tuple(found[1].shape) in ((1, right.shape[-1]), (right.shape[-1],), (1,)):
+        return ()
+    if not all(fits):
+        return ()
+    if any(x.dtype != "f32" for x in found) or left.dtype not in FP8:
+        raise DTypeError(
+            f"matmul: scales of blocks are f32, of FP8 operands, got {found[0].dtype} and "
+            f"{found[1].dtype} of {left.dtype}"
+        )
+    return (scales[0].swapaxes(-1, -2), scales[1])
 
 
 def _shape(left: ArrayView, right: ArrayView) -> tuple[int, ...]:
@@ -128,11 +194,15 @@ def _dtypes(left: ArrayView, right: ArrayView, out: Any, out_dtype: Any) -> str:
 
 def _k_last(x: Any, array: ArrayView, axis: int) -> Any:
     """An operand whose K is contiguous, where the tensor cores insist: a copy if need be."""
-    if ITEM_BYTES[array.dtype] == 2 or array.strides[-axis] == 1 or 0 in array.shape:
-        return x
-    if array.shape[-axis] == 1:
+    one = array.shape[-axis] == 1 and array.strides[axis - 3] == 1
+    if ITEM_BYTES[array.dtype] == 2 or 0 in array.shape or array.strides[-axis] == 1 and not one:
         return x
     turned = x if axis == 1 else x.swapaxes(-1, -2)
+    if array.shape[-axis] == 1:  # rows of one element lie as a column: apart, they cannot
+        shape = tuple(view(turned).shape)
+        wide = empty(x, (*shape[:-1], 16), array.dtype)
+        wide[..., :1] = turned
+        return wide[..., :1] if axis == 1 else wide[..., :1].swapaxes(-1, -2)
     packed = turned.contiguous() if hasattr(turned, "contiguous") else turned.copy(order="C")
     return packed if axis == 1 else packed.swapaxes(-1, -2)
 
@@ -193,8 +263,8 @@ def _merges(array: ArrayView, outer: int, inner: int) -> bool:
 # ---- steps
 
 
-def _chain(epilogue: Any) -> list[tuple[Any, ...]]:
-    """(function, argument, ...) of each step.
+def _chain(epilogue: Any, sums: int) -> list[tuple[Any, ...]]:
+    """(function, argument, ...) of each step; the first takes the tiles of all sums.
 
     Raises:
         LayoutError: neither a function nor a tuple that begins with one.
@@ -203,7 +273,7 @@ def _chain(epilogue: Any) -> list[tuple[Any, ...]]:
     if isinstance(epilogue, tuple) and epilogue and callable(epilogue[0]):
         later = [x for x in epilogue[1:] if isinstance(x, tuple) or callable(x)]
         items = epilogue if later or len(epilogue) == 1 else (epilogue,)
-    found = []
+    found: list[tuple[Any, ...]] = []
     for item in items:
         function, *args = item if isinstance(item, tuple) else (item,)
         if not callable(function):
@@ -212,19 +282,25 @@ def _chain(epilogue: Any) -> list[tuple[Any, ...]]:
                 f"and its arguments, got {item!r}",
                 hint="epilogue=((tc.epilogues.bias, bias), tc.epilogues.gelu)",
             )
-        _check_takes(function, args)
+        _check_takes(function, args, 1 if found else sums)
         found.append((_remembered(function), *args))
+    if sums > 1 and not found:
+        raise LayoutError(
+            "matmul: two products take an epilogue that makes one tile of two, got none",
+            hint="epilogue=tc.epilogues.swiglu",
+        )
     return found
 
 
-def _check_takes(function: Callable[..., Any], args: list[Any]) -> None:
+def _check_takes(function: Callable[..., Any], args: list[Any], sums: int) -> None:
     try:
-        inspect.signature(function).bind(None, None, *args)
+        inspect.signature(function).bind(*[None] * sums, None, *args)
     except (TypeError, ValueError) as error:
-        name = getattr(function, "__name__", function)
+        name = f"{getattr(function, '__name__', function)}{inspect.signature(function)}"
+        takes = "(x, y, at)" if sums > 1 else "(x, at)"
         raise LayoutError(
-            f"matmul: a step of the epilogue takes (x, at) and the arguments given with it, got "
-            f"{len(args)} for {name}{inspect.signature(function)}: {error}",
+            f"matmul: a step of the epilogue takes {takes} and the arguments given with it, got "
+            f"{len(args)} for {name}: {error}",
             hint="epilogue=((f, argument), g)",
         ) from None
 
@@ -287,7 +363,7 @@ def _scale_steps(
         else:
             one = "row of a" if axis == -2 else "column of b"
             raise LayoutError(
-                f"matmul: {name} has one element, or one a {one}, {(*lead, extent)}, "
-                f"got shape {tuple(scale.shape)}"
+                f"matmul: {name} has one element, or one a {one}, {(*lead, extent)}, or both are "
+                f"of blocks, got shape {tuple(scale.shape)}"
             )
     return found

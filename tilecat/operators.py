@@ -11,7 +11,7 @@ import numpy as np
 
 from .binding import bind
 from .errors import LayoutError
-from .gemm_call import prepare
+from .gemm_call import GemmCall, Options, prepare
 from .kernels.attention import attention as attention_kernel
 from .kernels.gemm import matmul as matmul_kernel
 from .runtime import deferred
@@ -87,7 +87,7 @@ def choose_gemm(m: int, n: int, k: int, sms: int, widest: int = 256) -> GemmConf
 
 def matmul(
     a: Any, b: Any, out: Any = None, *, out_dtype: Any = None, alpha: Any = 1.0, beta: Any = 0.0,
-    scale_a: Any = None, scale_b: Any = None, epilogue: Any = (),
+    scale_a: Any = None, scale_b: Any = None, second: Any = None, epilogue: Any = (),
 ) -> Any:  # fmt: skip
     """`out = epilogue(alpha scale_a scale_b (a @ b) + beta out)`, rounded once.
 
@@ -107,8 +107,14 @@ def matmul(
         alpha: a number, or an f32 array of one element.
         beta: a number, or an f32 array of one element; 0 does not read out. `out += a @ b` is
             `tc.matmul(a, b, out, beta=1)`.
-        scale_a: f32: a number, an array of one element, or one element a row of a.
-        scale_b: f32: a number, an array of one element, or one element a column of b.
+        scale_a: f32: a number, an array of one element, or one element a row of a, [..., M] or
+            [..., M, 1]. With FP8 also one for each 128 of K, [..., M, K/128]; scale_b is
+            [..., K/128, N/128] then, and the sums of each 128 are added in f32.
+        scale_b: f32: a number, an array of one element, or one element a column of b, [..., N] or
+            [..., 1, N]; or of blocks, see scale_a.
+        second: another b: the first step of the epilogue takes the tiles of both products,
+            `f(x, y, at, *args)`: `tc.matmul(x, w, second=v, epilogue=tc.epilogues.swiglu)` is
+            `silu(x @ w) * (x @ v)`.
         epilogue: steps that f32 tiles of the result take before they are stored, in order: each a
             function `f(x, at)`, or a tuple of `f(x, at, *args)` and its run-time arguments, tensors
             and numbers. `tc.epilogues` has ready-made ones, and says how to write one.
@@ -127,18 +133,24 @@ def matmul(
 
     Example: `y = tc.matmul(x, w, epilogue=((tc.epilogues.bias, bias), tc.epilogues.gelu))`
     """
-    call = prepare(a, b, out, out_dtype, alpha, beta, (scale_a, scale_b), epilogue)
+    scales = scale_a, scale_b
+    call = prepare(a, b, out, Options(out_dtype, alpha, beta, scales, second, epilogue))
+    matmul_kernel(*call.arrays, *call.args, **_gemm_params(call), **call.params)
+    return call.out
+
+
+def _gemm_params(call: GemmCall) -> dict[str, int]:
+    """Tile, ring and order of a call."""
     m, n, k = call.extents
     left = view(call.arrays[0])
     depth = k * ITEM_BYTES[left.dtype] // 2  # as the model counts: 16-bit elements
-    # Sums of s8 need registers twice where they become floats.
+    # Sums of s8 need registers twice where they become floats, as two sums of any type do.
     widest = 192 if left.dtype == "s8" and view(call.out).dtype != "s32" else 256
+    widest = 128 if call.params["second"] or call.params["block_scales"] else widest
     config = choose_gemm(m * call.planes, n, depth, _num_sms(left.device), widest)
-    matmul_kernel(
-        *call.arrays, *call.args, tile_m=config.tile_m, tile_n=config.tile_n,
-        stages=config.stages, group=config.group(m), epilogue=call.steps,
-    )
-    return call.out
+    stages = min(config.stages, 4) if call.params["second"] else config.stages
+    return {"tile_m": config.tile_m, "tile_n": config.tile_n, "stages": stages,
+            "group": config.group(m)}  # fmt: skip
 
 
 def attention(

@@ -12,8 +12,8 @@ from tilecat.pipeline.templates import Lcf, Lcsf, Roles
 from .frame import Family
 from .maps import FRAME, E
 
-READY = ("scale", "row_scale", "col_scale", "bias", "relu", "gelu", "gelu_tanh", "silu", "gate",
-         "residual", "Dropout")  # fmt: skip
+READY = ("bias", "gelu", "scale", "row_scale", "col_scale", "relu", "gelu_tanh", "silu", "gate",
+         "residual", "Dropout", "swiglu", "geglu")  # fmt: skip
 
 BATCHED = """
 @tc.kernel
@@ -271,7 +271,12 @@ OPERATORS = Family(
 x, w, bias = np.ones((70, 40), np.float16), np.ones((40, 64), np.float16), np.full(64, -40, "f4")
 y = tc.matmul(x, w, epilogue=((tc.epilogues.bias, bias), tc.epilogues.gelu))
 """, "(y == 0).all()"),
-        E(" ".join(f"epilogues.{name}" for name in READY if name not in ("bias", "gelu")), """
+        E("epilogues.swiglu epilogues.geglu", """
+x, w = np.ones((70, 40), np.float16), np.ones((40, 64), np.float16)
+y = tc.matmul(x, w, second=-w, epilogue=tc.epilogues.swiglu)
+z = tc.matmul(x, w, second=-w, epilogue=tc.epilogues.geglu)
+""", "(y == -1600).all() and (z == -1600).all()"),
+        E(" ".join(f"epilogues.{name}" for name in READY[2:-2]), """
 x, r = np.ones((70, 40), np.float16), np.ones((70, 70), np.float16)
 e, row = tc.epilogues, np.ones(70, np.float32)
 y = tc.matmul(x, x.T, epilogue=(

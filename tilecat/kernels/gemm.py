@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tilecat as tc
-from tilecat import DTypeVar, bf16, e4m3, e5m2, f16, f32, gl, inout, s8, s32, st, tf32
+from tilecat import DTypeVar, bf16, e4m3, e5m2, f16, f32, gl, inout, rt, rv, s8, s32, st, tf32
 
 from . import epilogues
 from .epilogues import plane
@@ -12,6 +12,7 @@ TA = DTypeVar("TA", bf16, f16, f32, e4m3, e5m2, s8)
 TB = DTypeVar("TB", bf16, f16, f32, e4m3, e5m2, s8)
 TC = DTypeVar("TC", bf16, f16, f32, e4m3, e5m2, s32)
 STEP_BYTES = 128  # of K a step: the widest swizzle, of A and of a transposed B
+BLOCK = 128  # elements of K, and of N, that have one scale
 
 
 def multiplied_as(tensor):
@@ -35,11 +36,37 @@ def order_of(tensor, k_last):
     return k_last
 
 
+def scaled_sums(pipe, acc, a, b, scale_of):
+    """Acc = the sum over steps of scale(task, k) * (A @ B of step k), added in f32.
+
+    The tensor cores sum FP8 products of one step, of which they keep about 14 bits.
+    """
+    part = tc.empty(rt[f32, *acc.type.shape])
+
+    @pipe.consume
+    def _(task, steps):
+        tc.fill(acc, 0.0)
+        for k in tc.range(steps):
+            scale = scale_of(task, k)
+            a.wait()
+            tc.mma_AB(part, a[pipe.consumer], b, accumulate=False)
+            tc.mma_wait()
+            a.release()
+            tc.fma(part, scale, acc, out=acc)
+
+
 @tc.kernel
 def matmul(A: gl[TA, ..., "M", "K"], B: gl[TB, ..., "K", "N"], C: inout[TC, ..., "M", "N"], *args,
            tile_m=128, tile_n=256, tile_k=0, stages=4, group=8, cluster=1,
-           epilogue=()):  # fmt: skip
-    """C = epilogue(A @ B), fp32 sums (s32 of s8); args are those of the epilogue's steps."""
+           epilogue=(), second=False, block_scales=False):  # fmt: skip
+    """C = epilogue(A @ B), fp32 sums (s32 of s8).
+
+    Args:
+        A, B, C: see `tc.matmul`.
+        args: with `second`, a second B; with `block_scales`, f32 scales of A [..., K/128, M] and of
+            B [..., K/128, N/128]; then the arguments of the epilogue's steps.
+        epilogue: steps; with `second`, the first takes the tiles of both products.
+    """
     n = tile_m // 64
     tile_k = tile_k or STEP_BYTES // A.dtype.nbytes
     tc.require(n > 0 and tile_m == 64 * n, f"matmul: tile_m is a multiple of 64, got {tile_m=}")
@@ -48,22 +75,44 @@ def matmul(A: gl[TA, ..., "M", "K"], B: gl[TB, ..., "K", "N"], C: inout[TC, ...,
     tasks = tc.batched(tasks, *(C.size(axis) for axis in range(C.rank - 2)))
     pipe = tc.lcf(consumers=n, stages=stages, tasks=tasks, steps=tc.cdiv(A.cols, tile_k),
                   cluster=cluster)  # fmt: skip
+    (more, *args) = args if second else (None, *args)
     a = pipe.input(st[multiplied_as(A), 64, tile_k, order_of(A, "row")], count=n)
     b = pipe.input(st[multiplied_as(B), tile_k, tile_n, order_of(B, "col")])
+    b2 = pipe.input(st[multiplied_as(B), tile_k, tile_n, order_of(more, "col")]) if second else None
     c = pipe.output(st[C.dtype, 64, tile_n])
     acc = pipe.accumulator(s32 if A.dtype == s8 else f32, 64, tile_n)
+    acc2 = pipe.accumulator(acc.dtype, 64, tile_n) if second else None
 
     @pipe.load
     def _(task, k):
         for i in range(n):
             tc.load_async(a[i], A[*plane(A, C, task.batch, "MK"), task.row * n + i, k])
         tc.load_async(b, B[*plane(B, C, task.batch, "KN"), k, task.col], multicast=True)
+        if second:
+            tc.load_async(b2, more[*plane(more, C, task.batch, "KN"), k, task.col])
 
-    @pipe.compute
-    def _(task, k):
-        tc.mma_AB(acc, a[pipe.consumer], b)
+    if block_scales:
+        scale_a, scale_b, *args = args
+        tc.require(tile_k == BLOCK and BLOCK % tile_n == 0, f"matmul: a step and a tile lie in one "
+                   f"block of {BLOCK} x {BLOCK}, got {tile_k=}, {tile_n=}")  # fmt: skip
+
+        def scale_of(task, k):
+            row, col = (task.row * n + pipe.consumer) * 64, task.col * tile_n // BLOCK
+            rows = tc.load(scale_a.at(*plane(scale_a, C, task.batch, "KM"), k, row), rv[f32, 64])
+            one = scale_b.at(*plane(scale_b, C, task.batch, "KB"), k, col)
+            return rows * tc.load(one, f32)
+
+        scaled_sums(pipe, acc, a, b, scale_of)
+    else:
+
+        @pipe.compute
+        def _(task, k):
+            tc.mma_AB(acc, a[pipe.consumer], b)
+            if second:
+                tc.mma_AB(acc2, a[pipe.consumer], b2)
 
     @pipe.finish
     def _(task):
         place = (*task.batch, task.row * n + pipe.consumer, task.col)
-        c.store(C[place], epilogues.apply(epilogue, args, (acc,), C, place))
+        sums = (acc, acc2) if second else (acc,)
+        c.store(C[place], epilogues.apply(epilogue, args, sums, C, place))
