@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..builder import add
-from ..errors import LayoutError
-from ..ir import Value
+from ..builder import add, current
+from ..errors import LayoutError, ResourceError
+from ..ir import Block, Value
 from ..language.regions import Region
 from ..language.scalars import binary, named, operand_of
 from ..language.transfers import moves_chunks
@@ -18,6 +18,7 @@ from ..ops.scalar import Binary
 from ..ops.sync import FenceAsync, NamedBarrier
 from ..ops.tma import BulkWait, TmaStore
 from ..tiles import SharedTileType
+from .slots import Slots
 
 CONSUMER_THREADS = 128
 BUFFERS = 2  # panels of one consumer under way at a time
@@ -28,6 +29,11 @@ class Output:
 
     A panel is one swizzle width of columns (64 for 16-bit types). While TMA reads one panel, the
     consumer writes the next.
+
+    Where shared memory is short, an output lies in a stage of an input instead. The ring goes on by
+    one stage between tasks, which the producer does not fill: it waits until the stage is empty and
+    passes it on, consumers write and store it, and give it back. The other stages are safe: loads
+    of the next task run meanwhile.
 
     Args:
         kind: a consumer's whole output tile.
@@ -49,6 +55,26 @@ class Output:
         add(self.alloc)
         self.first = first
         self.consumer: Any = None
+        self.over: Slots | None = None  # the input in whose free stage it lies
+        self.finishing = False  # the finish hole is being traced
+        self.fresh = 0  # panels of that stage that nothing uses yet
+
+    @property
+    def own_bytes(self) -> int:
+        """Shared memory of its own."""
+        return self.alloc.copies * self.alloc.stride_bytes if self.over is None else 0
+
+    def places_in(self, slots: Slots) -> int:
+        """Panels that a stage of an input has room for."""
+        if self.panel.layout.alignment > slots.kind.layout.alignment:
+            return 0
+        return slots.count * slots.alloc.stride_bytes // self.alloc.stride_bytes
+
+    def lay_over(self, slots: Slots) -> None:
+        """Takes a free stage of an input, once a task, instead of memory of its own."""
+        self.over = slots
+        self.buffers = min(self.num_panels, self.places_in(slots) // self.consumers)
+        current().kernel.body.ops.remove(self.alloc)
 
     def grow(self, free_bytes: int) -> int:
         """Takes a buffer for every panel if they fit; what is left of the free shared bytes.
@@ -80,6 +106,12 @@ class Output:
                 f"output.store: {destination.arg.name} holds {destination.arg.type.dtype}, "
                 f"got an output of {self.kind}"
             )
+        if self.over is not None and not self.finishing:
+            raise ResourceError(
+                "output.store: in finish alone where shared memory is short and the output lies "
+                f"in a free stage of {self.over.name}, got a store in another hole",
+                hint="fewer stages or smaller tiles",
+            )
         region = destination.region(*self.kind.shape)
         step = self.buffers if self.buffers == self.num_panels else 1
         for first in range(0, self.num_panels, step):
@@ -91,9 +123,12 @@ class Output:
         by_tma = region.tma_stores and region.order == "row"
         number = operand_of(named(binary("add", self.consumer, self.first + 1), "barrier"))
         views = [self._buffer(index) for index in panels]
-        if by_tma:
+        if by_tma and not self.fresh:
             add(BulkWait(self._pending(panels[0])))
-        add(NamedBarrier(number, CONSUMER_THREADS))
+        if self.fresh:
+            self.fresh -= len(panels)
+        else:
+            add(NamedBarrier(number, CONSUMER_THREADS))
         for index, view in zip(panels, views, strict=True):
             add(StoreShared(view, tile.value, index * cols, rounds=True))
         if by_tma:
@@ -115,6 +150,12 @@ class Output:
     def _buffer(self, index: int) -> Value:
         first = named(binary("mul", self.consumer, self.buffers), "buffer")
         position = operand_of(named(binary("add", first, index % self.buffers), "buffer"))
+        if self.over is not None:
+            stage = operand_of(self.over.ring.stage)
+            bytes_of_stage = self.over.count * self.over.alloc.stride_bytes
+            start = ViewShared(self.over.alloc.result, stage, bytes_of_stage, self.panel)
+            view = ViewShared(add(start).result, position, self.alloc.stride_bytes, self.panel)
+            return add(view).result
         view = ViewShared(self.alloc.result, position, self.alloc.stride_bytes, self.panel)
         return add(view).result
 
@@ -137,6 +178,23 @@ class Output:
         if isinstance(coord, int):
             return coord + cols
         return add(Binary("add", coord, cols)).result if cols else coord
+
+    def occupy(self) -> None:
+        """In a free stage: waits until it is this task's."""
+        assert self.over is not None, "checked by the caller"
+        self.over.ring.wait()
+        self.finishing, self.fresh = True, self.buffers
+
+    def vacate(self, finish: Block) -> None:
+        """In a free stage: what finish has stored there has been read; gives it back."""
+        assert self.over is not None, "checked by the caller"
+        ops = list(finish.walk())
+        if any(isinstance(op, TmaStore) for op in ops):
+            add(BulkWait(0))
+        if any(isinstance(op, CopyByThreads) for op in ops):
+            number = operand_of(named(binary("add", self.consumer, self.first + 1), "barrier"))
+            add(NamedBarrier(number, CONSUMER_THREADS))
+        self.over.ring.release()
 
     def drain(self) -> None:
         """Before a consumer exits: all its stores are done."""

@@ -23,6 +23,7 @@ from ..ops.sync import BARRIER_BYTES, AllocBarriers, InitBarriers
 from ..tiles import SharedTileType
 from .budgets import Budget, Demand, estimated, fit, give
 from .holes import Hole, Holes
+from .output import Output
 from .ring import PRODUCER, WARPGROUP_THREADS, Party, Ring
 from .role import Role, check_tile, name_of
 from .scheduler import Schedule, Task
@@ -215,17 +216,33 @@ class Pipeline:
             )
 
     def _fit_outputs(self) -> None:
-        """Gives outputs the shared memory that rings and scratch leave."""
-        arch = self.builder.arch
-        free = shared_limit(self.builder.kernel, arch) - arch.limit("shared_base_align")
-        for op in self.builder.kernel.body.walk():
+        """Gives outputs the shared memory that rings and scratch leave, or a free stage."""
+        arch, kernel = self.builder.arch, self.builder.kernel
+        free = shared_limit(kernel, arch) - arch.limit("shared_base_align")
+        for op in kernel.body.walk():
             if isinstance(op, AllocShared):
                 free -= op.copies * op.stride_bytes
             elif isinstance(op, AllocBarriers):
                 free -= op.count * BARRIER_BYTES
-        for role in self.roles:
-            for output in role.outputs:
-                free = output.grow(free)
+        outputs = [(role, output) for role in self.roles for output in role.outputs]
+        if free < 0 and len(outputs) == 1 and len(self.roles) == 1:
+            self._lay_over(*outputs[0])
+            return
+        for _, output in outputs:
+            free = output.grow(free)
+
+    def _lay_over(self, role: Role, output: Output) -> None:
+        """Lays the output over the stage of the input with the most room, if one has enough."""
+        slots = [some for ring in self.slots.values() for some in ring]
+        widest = max(slots, key=output.places_in)
+        if "finish" in role.holes and output.places_in(widest) >= output.consumers:
+            output.lay_over(widest)
+            self.builder.kernel.facts.update(output_over=widest.name, safe_stages=self.stages - 1)
+
+    @property
+    def passed_on(self) -> list[Ring]:
+        """Rings that go on by a stage between tasks, for an output that lies in it."""
+        return [o.over.ring for role in self.roles for o in role.outputs if o.over is not None]
 
     def _sections(self) -> None:
         kernel, threads = self.builder.kernel, WARPGROUP_THREADS
@@ -288,6 +305,8 @@ class Pipeline:
                 for name, ring in rings:
                     ring.loading = False
                     finish_step(ring, self.slots[name])
+            for ring in self.passed_on:
+                ring.pass_on()
         for _, ring in rings:
             if ring.multicast:
                 ring.drain()

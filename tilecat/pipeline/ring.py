@@ -293,6 +293,16 @@ class Ring:
                 reverse=region.reverse, chunks=moves_chunks(tile, region),
             ))  # fmt: skip
 
+    def pass_on(self) -> None:
+        """Producer: an empty stage goes to the consumers as it is; they write and store it."""
+        self.claim()
+        full, stage = self.full, operand_of(self.stage)
+        if self.by_threads:
+            add(Arrive(full.result, stage, each=True))
+        if self.tx_bytes or not self.by_threads:
+            add(Arrive(full.result, stage))
+        self.advance()
+
     def settle(self, announced: ArriveExpect, index: Any) -> None:
         """Derives the bytes of the announcement and the arrivals of the full barrier."""
         full = self.full

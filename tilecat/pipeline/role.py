@@ -232,9 +232,14 @@ class Role(Party):
         builder = current()
         visit = Visit(self, builder.block, Scope.WARPGROUP, "task")
         start = len(builder.block.ops)
+        laid = [output for output in self.outputs if output.over is not None]
+        for output in laid:
+            output.occupy()
         with visiting([r for r in self.pipe.rings if r.writer is not None], visit):
             self.holes.call("finish", task)
         hole = _ops_from(visit.block, start)
+        for output in laid:
+            output.vacate(hole)
         read = [ring for ring in visit.rings if ring.writer is not self]
         for ring in visit.rings:
             if ring.writer is self:
