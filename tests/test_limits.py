@@ -23,8 +23,8 @@ def test_too_many_stages_say_the_largest_ring_that_fits():
     fails(
         lambda: matmul.compile(stages=8),
         ResourceError,
-        "matmul: shared memory of a CTA on sm_90a is 232448 bytes, got 427136 bytes "
-        "(a=131072, b=262144, c=32768)",
+        "matmul: shared memory of a CTA on sm_90a is 232448 bytes, got 394368 bytes "
+        "(a=131072, b=262144)",
         at="pipe.input(",
         hint="stages=4 is the largest ring that fits (a stage is 49152 bytes)",
     )
