@@ -1,4 +1,4 @@
-"""Small runs of both kernels for compute-sanitizer, which exits with 1 on any finding:
+"""Small runs of kernels, memory cases, ops and products for compute-sanitizer; 1 on any finding:
 
 compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 1 \\
     python tests/gpu/sanitize.py  # cuda-bindings asks the driver for functions it may not have
@@ -9,15 +9,23 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
+import mma_cases  # noqa: E402
+import table  # noqa: E402
+import table_rows  # noqa: E402
 import torch  # noqa: E402
 from cases import CASES, Case, bases, to_torch, views  # noqa: E402
+from memory.test_memory import FAMILIES  # noqa: E402
+from on_gpu import run_on_gpu  # noqa: E402
+from test_mma import launched  # noqa: E402
 
 
 def run(case: Case) -> str | None:
@@ -34,16 +42,51 @@ def run(case: Case) -> str | None:
     return None
 
 
+def run_op(case: table.Case) -> None:
+    """An op of the table."""
+    arrays = table.arrays_of(case)
+    table.check(case, table.run(case, arrays, launched), arrays)
+
+
+def run_mma(case: mma_cases.MmaCase) -> None:
+    """A product."""
+    given = mma_cases.arrays(case)
+    mma_cases.check(case, mma_cases.run(case, given, launched), given, gpu=True)
+
+
+def asserted(run: Callable[[Any], None]) -> Callable[[Any], str | None]:
+    """What is wrong with a result, from a function that asserts."""
+
+    def outcome(case: Any) -> str | None:
+        try:
+            run(case)
+        except AssertionError as error:
+            return str(error)
+        return None
+
+    return outcome
+
+
+# Kernels, one memory case of each kind, and a sample of the ops and of the products.
+SAMPLES = (
+    (CASES, run),
+    (tuple(FAMILIES.values()), asserted(run_on_gpu)),
+    (table_rows.CASES[::61], asserted(run_op)),
+    (mma_cases.CASES[::31], asserted(run_mma)),
+)
+
+
 def main() -> int:
     """Exit code: 1 if a result is wrong or a launch failed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="cases whose name has this text")
     wanted = parser.parse_args().only
     failed = 0
-    for case in CASES:
+    chosen = [(case, outcome) for cases, outcome in SAMPLES for case in cases]
+    for case, outcome in chosen:
         if wanted not in str(case):
             continue
-        problem = run(case)
+        problem = outcome(case)
         print(f"{case}: {problem or 'right'}", flush=True)
         failed += problem is not None
     return 1 if failed else 0

@@ -6,14 +6,16 @@ from dataclasses import dataclass
 
 from ..arch import Arch
 from ..ir import Kernel, Op
-from .access import TileAccess, shared_accesses
+from .access import GlobalMove, TileAccess, global_moves, shared_accesses
 from .aliases import check_aliases
 from .barriers import check_barriers
 from .hazards import check_hazards
 from .initial import check_initial
 from .resources import SharedMap, check_registers, place_shared
 
-__all__ = ["CheckedKernel", "TileAccess", "check", "shared_accesses"]
+__all__ = [
+    "CheckedKernel", "GlobalMove", "TileAccess", "check", "global_moves", "shared_accesses",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ..errors import Loc
 from ..ir import Kernel, Op, SharedRequest, Value
+from ..ops.global_memory import LoadGlobal, StoreGlobal, element_dtype
 from ..ops.memory import AllocShared
 from ..tiles import RegTileType, RegVecType
 
@@ -63,6 +64,45 @@ def shared_accesses(kernel: Kernel) -> tuple[TileAccess, ...]:
                 TileAccess(
                     "scratch" if scratch else name, type(op).__name__, op.loc, op.requests,
                     _other_of(op), None if scratch or alloc is None else alloc.loc,
+                )
+            )  # fmt: skip
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class GlobalMove:
+    """What one op does between registers and a tensor.
+
+    Args:
+        op: the op's class.
+        loc: the user's line.
+        tensor: the tensor.
+        registers: the register tile or vector.
+        count: accesses a thread, where all elements are inside.
+        width_bytes: bytes of one of them.
+        edge_bytes: bytes of an access at the tensor's edges, under a mask.
+    """
+
+    op: str
+    loc: Loc | None
+    tensor: str
+    registers: str
+    count: int
+    width_bytes: int
+    edge_bytes: int
+
+
+def global_moves(kernel: Kernel) -> tuple[GlobalMove, ...]:
+    """All moves between registers and tensors, in program order, with their vector width."""
+    found = []
+    for op in kernel.body.walk():
+        if isinstance(op, LoadGlobal | StoreGlobal):
+            kind, width, edge = op.registers_type, op.width_bytes, element_dtype(op.arg).nbytes
+            elements = kind.elements if isinstance(kind, RegTileType) else kind.registers
+            found.append(
+                GlobalMove(
+                    type(op).__name__, op.loc, f"{op.arg.name}: {op.arg.type}", str(kind),
+                    elements * edge // width, width, edge,
                 )
             )  # fmt: skip
     return tuple(found)

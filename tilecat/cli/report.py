@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..addresses import AddressTable
-from ..check import TileAccess, shared_accesses
+from ..check import GlobalMove, TileAccess, global_moves, shared_accesses
 from ..codegen.module import PtxModule
 from ..driver import Compiled
 from ..errors import Loc, ResourceError
@@ -123,6 +123,18 @@ def access_table(accesses: Sequence[TileAccess]) -> Table:
     return table
 
 
+def move_table(moves: Sequence[GlobalMove]) -> Table:
+    """Moves between registers and tensors, equal ones together."""
+    title = "accesses of threads to global memory, where a tile is wholly inside"
+    names = ("op", "line", "tensor", "registers")
+    table = make_table(*names, title=title, right=("a thread", "bytes", "at edges"))
+    for move, count in Counter(moves).items():
+        op = f"{count} x {move.op}" if count > 1 else move.op
+        numbers = (str(move.count), str(move.width_bytes), str(move.edge_bytes))
+        table.add_row(*map(Text, (op, _place(move.loc), move.tensor, move.registers, *numbers)))
+    return table
+
+
 def conflict_lines(results: Sequence[Result]) -> list[str]:
     """Bank conflicts of each shared-memory access of some runs, by the user's line."""
     worst: dict[tuple[str, str], float] = {}
@@ -169,3 +181,6 @@ def show(
     accesses = shared_accesses(compiled.kernel)
     if accesses:
         out.print(access_table(accesses))
+    moves = global_moves(compiled.kernel)
+    if moves:
+        out.print(move_table(moves))

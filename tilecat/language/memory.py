@@ -9,7 +9,8 @@ from ..dtypes import DType, f32
 from ..errors import DTypeError, LayoutError
 from ..ir import Value
 from ..ops.cluster import LoadPeer, StorePeer
-from ..ops.global_memory import LoadGlobal, LoadScalar, StoreGlobal, StoreScalar
+from ..ops.global_memory import LoadGlobal, StoreGlobal
+from ..ops.global_scalars import LoadScalar, StoreScalar
 from ..ops.memory import AllocShared, LoadShared, StoreShared, ViewShared
 from ..ops.shared_vectors import LoadVector, StoreVector
 from ..tiles import RegTileType, RegVecType, SharedTileType, SharedVecType

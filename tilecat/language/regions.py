@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..builder import add
 from ..errors import DTypeError, LayoutError
 from ..ir import TensorArg, Value
-from ..ops.global_memory import LoadScalar
+from ..ops.global_scalars import LoadScalar
 from ..ops.places import BROADCAST, Bounds, tma_reaches
 from ..tiles import ScalarType
 from .scalars import Scalar, binary, divisor, named, operand_of

@@ -20,7 +20,8 @@ from .copies import CopyArrive, CopyAsync, CopyByThreads, CopyGroup
 from .cta import ReduceCta
 from .debug import DeviceAssert, Print
 from .elementwise import AllocRegisters, Fill, Map, MapScalar, Spread
-from .global_memory import LoadGlobal, LoadScalar, StoreGlobal, StoreScalar
+from .global_memory import LoadGlobal, StoreGlobal
+from .global_scalars import LoadScalar, StoreScalar
 from .inline import Inline
 from .masks import Mask
 from .memory import AllocScratch, AllocShared, LoadShared, StoreShared, ViewShared

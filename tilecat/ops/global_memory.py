@@ -1,6 +1,6 @@
 """Registers from and to global memory: any strides, any address, any part of a tensor.
 
-A tile whose elements lie together in memory as in registers moves 4 or 8 bytes an access where it
+A tile whose elements lie together in memory as in registers moves 4 to 16 bytes an access where it
 is wholly inside the tensor; else, and at edges, element by element under a mask.
 """
 
@@ -17,25 +17,20 @@ from .. import dtypes
 from ..errors import DTypeError, LayoutError
 from ..ir import TILE_SCOPES, Access, Effect, Op, Scope, TensorArg, Value, attribute, operand
 from ..ptx import instructions as ptx
-from ..tiles import RegTileType, RegVecType, ScalarType, SharedVecType, TileType
+from ..tiles import RegTileType, RegVecType, SharedVecType, TileType
 from .places import (
     BROADCAST,
     Bounds,
     Place,
     Steps,
-    element_address,
     fits_vector,
     held,
-    inside,
     narrow,
     owner,
     place_of,
     widen,
-    window,
 )
 from .scalar import Operand, require_s32
-
-SCALARS = ("f32", "s32", "u32")
 
 
 def check_place(name: str, kind: TileType, arg: TensorArg, coords: tuple[Operand, ...]) -> None:
@@ -93,8 +88,15 @@ def default_axes(kind: RegTileType | RegVecType, arg: TensorArg) -> tuple[int, .
     return (rank - 2, rank - 1) if isinstance(kind, RegTileType) else (rank - 1,)
 
 
+def _runs_of(dtype: dtypes.DType) -> tuple[int, int]:
+    """Elements of the widest access (`ld.global.v4.b32`) and of a register."""
+    return 128 // dtype.bits, 32 // dtype.bits
+
+
 def _adjacent(kind: RegTileType, run: int) -> bool:
     """Whether every run of elements of a thread lies in order along the tile's own order."""
+    if kind.elements % run:
+        return False
     places = kind.layout.row_col(0, np.arange(kind.elements))
     along, across = (places[1], places[0]) if kind.order == "row" else places
     along, across = along.reshape(-1, run), across.reshape(-1, run)
@@ -136,17 +138,34 @@ class GlobalAccess(Op):
         return place_of(w, kind, self.arg, self.coords, axes, self.bounds, self.reverse)
 
     def run(self, kind: RegTileType | RegVecType) -> int:
-        """Adjacent elements of a thread that one access may move: 1 where it may not."""
+        """Elements of a thread that one access moves where all are inside: at most 16 bytes.
+
+        The most that lie in order in the thread's registers as in memory, and start at a multiple
+        of their number; 1 where that is not known, or less than a register.
+        """
         if not isinstance(kind, RegTileType) or not self.arg.tma or self.bounds:
             return 1
-        axes = self.axes or default_axes(kind, self.arg)
+        axes, (most, least) = self.axes or default_axes(kind, self.arg), _runs_of(kind.dtype)
         along = axes[1 if kind.order == "row" else 0]
-        run = int(kind.layout.fragment.run)
-        fits = along == self.arg.contiguous and BROADCAST not in axes and self.together % run == 0
-        fits = fits and along not in self.reverse
-        if not fits or run == 1 or any(map(_is_index, self.coords)):
+        fits = along == self.arg.contiguous and BROADCAST not in axes and along not in self.reverse
+        if not fits or any(map(_is_index, self.coords)):
             return 1
-        return run if _adjacent(kind, run) else 1
+        run = most
+        while run > 1 and (self.together % run or not _adjacent(kind, run)):
+            run //= 2
+        return run if run >= least else 1
+
+    @property
+    def registers_type(self) -> RegTileType | RegVecType:
+        """Of what it moves."""
+        kind = self.tile.type if hasattr(self, "tile") else self.kind  # type: ignore[attr-defined]
+        assert isinstance(kind, RegTileType | RegVecType), "checked in infer"
+        return kind
+
+    @property
+    def width_bytes(self) -> int:
+        """Bytes of an access of a tile that is wholly inside, or of a vector's."""
+        return self.run(self.registers_type) * element_dtype(self.arg).nbytes
 
     def all_inside(self, w: Any, kind: RegTileType) -> str:
         """Predicate: no element of the tile lies outside the tensor; one value a scope."""
@@ -186,7 +205,7 @@ class GlobalAccess(Op):
             move: text of an access, from type suffix, address and registers.
         """
         run = self.run(kind)
-        if run == 1 or run * kind.dtype.bits < 32:  # 8-bit pairs, of a tile that was converted
+        if run == 1:
             return None
         end, slow = w.label("moved"), w.label("edge")
         w.line(ptx.bra(slow), pred=f"!{self.all_inside(w, kind)}")
@@ -391,103 +410,3 @@ def element_dtype(arg: TensorArg) -> dtypes.DType:
     """A tensor's element type."""
     assert isinstance(arg.type.dtype, dtypes.DType), "resolved before tracing"
     return arg.type.dtype
-
-
-@dataclass(eq=False)
-class LoadScalar(Op):
-    """One element of a tensor as a run-time scalar; `fill` outside the tensor.
-
-    Args:
-        coords: element coordinates, outermost first.
-        arg: a tensor of f32, s32 or u32.
-        bounds: as in `GlobalAccess`.
-        fill: what an element outside is.
-    """
-
-    verb: ClassVar[str] = "load"
-    coords: tuple[Operand, ...] = operand()
-    arg: TensorArg = attribute()
-    bounds: Bounds = operand(default=())
-    fill: float = attribute(default=0)
-
-    def infer(self) -> tuple[TileType, ...]:
-        """A scalar of the tensor's dtype."""
-        require_s32("load", *self.coords)
-        dtype = self.arg.type.dtype
-        assert isinstance(dtype, dtypes.DType), "resolved before tracing"
-        if dtype.name not in SCALARS:
-            raise DTypeError(
-                f"load: a scalar is {', '.join(SCALARS)}, got {self.arg.name} of {dtype.name}"
-            )
-        return (ScalarType(dtype),)
-
-    @property
-    def loads(self) -> TensorArg:
-        """The tensor."""
-        return self.arg
-
-    def emit(self, w: Any) -> None:
-        """A masked `ld.global`."""
-        dtype, register = self.arg.type.dtype, w.define(self.result)
-        assert isinstance(dtype, dtypes.DType), "resolved before tracing"
-        kind = "f32" if dtype.name == "f32" else "b32"
-        w.line(ptx.alu(f"mov.{kind}", register, number_text(self.fill, dtype)))
-        address = element_address(w, self.arg, self.coords)
-        mask = all_inside(w, self.arg, self.coords, self.bounds)
-        w.line(ptx.ld_global(kind, register, address), pred=mask)
-
-
-def all_inside(
-    w: Any, arg: TensorArg, coords: tuple[Operand, ...], bounds: Bounds
-) -> str | None:
-    """Predicate: an element lies inside the tensor."""
-    found = None
-    for dim, coord in enumerate(coords):
-        where = window(w, arg, dim, bounds)
-        found = w.both(found, inside(w, w.src(coord, "s32"), where))
-    return found
-
-
-@dataclass(eq=False)
-class StoreScalar(Op):
-    """`arg[coords...] = value`, by one thread of the scope; nothing outside the tensor.
-
-    Args:
-        value: a scalar of the tensor's dtype, or a number.
-        coords: element coordinates, outermost first.
-        arg: a tensor of f32, s32 or u32.
-        bounds: as in `GlobalAccess`.
-    """
-
-    verb: ClassVar[str] = "store"
-    value: Operand = operand()
-    coords: tuple[Operand, ...] = operand()
-    arg: TensorArg = attribute()
-    bounds: Bounds = operand(default=())
-
-    def infer(self) -> tuple[TileType, ...]:
-        """Nothing; one dtype."""
-        require_s32("store", *self.coords)
-        dtype = self.arg.type.dtype
-        given = self.value.type if isinstance(self.value, Value) else ScalarType(dtype)  # type: ignore[arg-type]
-        assert isinstance(dtype, dtypes.DType), "resolved before tracing"
-        if dtype.name not in SCALARS or given != ScalarType(dtype):
-            raise DTypeError(
-                f"store: a scalar of {', '.join(SCALARS)} and a tensor of the same, "
-                f"got {given} and {self.arg.name} of {dtype.name}"
-            )
-        return ()
-
-    @property
-    def stores(self) -> TensorArg:
-        """The tensor."""
-        return self.arg
-
-    def emit(self, w: Any) -> None:
-        """A masked `st.global`."""
-        dtype = self.arg.type.dtype
-        assert isinstance(dtype, dtypes.DType), "resolved before tracing"
-        kind = "f32" if dtype.name == "f32" else "b32"
-        address = element_address(w, self.arg, self.coords)
-        mask = w.both(all_inside(w, self.arg, self.coords, self.bounds), w.elected(self.scope))
-        w.line(ptx.st_global(kind, address, w.src(self.value, dtype.name)), pred=mask)

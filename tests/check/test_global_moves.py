@@ -1,0 +1,86 @@
+"""Vector widths of registers from and to tensors: those of the layout maps, and of the text."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tilecat as tc
+from tilecat import bf16, e4m3, f32, gl, rt, s32, u8
+from tilecat.check import global_moves
+from tilecat.dtypes import DType
+
+SUFFIX_BYTES = {"b8": 1, "b16": 2, "b32": 4, "f32": 4}
+# dtype in memory, dtype in registers, order of the tile, of the tensor: bytes of an access.
+# A lane holds 2 adjacent elements of 16 and 32 bits, 4 of 8 bits, whatever they become.
+WIDTHS = [
+    (f32, f32, "row", "row", 8), (s32, s32, "row", "row", 8), (bf16, bf16, "row", "row", 4),
+    (e4m3, e4m3, "row", "row", 4), (u8, u8, "row", "row", 4), (f32, f32, "col", "row", 4),
+    (f32, f32, "col", "col", 8), (bf16, bf16, "col", "row", 2), (bf16, bf16, "col", "col", 4),
+    (f32, e4m3, "row", "row", 16), (s32, u8, "row", "row", 16), (bf16, e4m3, "row", "row", 8),
+]  # fmt: skip
+
+
+def copies(made: DType, held: DType, order: str) -> tc.KernelFunction:
+    """`Y = X`, with the fragment of a dtype in registers."""
+
+    def copy(X: gl[held, "M", "N"], Y: gl[made, "M", "N"]):
+        with tc.warpgroup():
+            tc.store(Y[0, 0], tc.cast(tc.load(X[0, 0], rt[held, 64, 64, order]), made))
+
+    return tc.kernel(copy)
+
+
+@pytest.mark.parametrize(("made", "held", "order", "lies", "width"), WIDTHS)
+def test_widths_are_those_of_the_text(
+    made: DType, held: DType, order: str, lies: str, width: int
+):
+    x = np.random.default_rng(0).integers(0, 9, (64, 64)).astype(held.numpy)
+    y = np.zeros((64, 64), made.numpy)
+    if lies == "col":
+        x, y = np.asfortranarray(x), np.asfortranarray(y)
+    kernel = copies(made, held, order)
+    compiled = kernel.compile(x, y)
+    assert not kernel.simulate(x, y, grid=1).reports
+    assert (y.astype(float) == x.astype(float)).all()
+    load, store = global_moves(compiled.kernel)
+    assert store.width_bytes == width and store.edge_bytes == made.nbytes
+    for move, name in ((load, "ld"), (store, "st")):
+        assert found(compiled.ptx, name) == written(move)
+
+
+def found(text: str, name: str) -> Counter[int]:
+    """Bytes of each access in a text."""
+    pattern = rf"\b{name}\.global\.(?:v(\d)\.)?(\w+)"
+    return Counter(int(n or 1) * SUFFIX_BYTES[kind] for n, kind in re.findall(pattern, text))
+
+
+def written(move: Any) -> Counter[int]:
+    """Those of a move: whole tiles, and element by element at edges."""
+    elements = move.count * move.width_bytes // move.edge_bytes
+    counts = Counter({move.edge_bytes: elements})
+    if move.width_bytes > move.edge_bytes:
+        counts[move.width_bytes] += move.count
+    return counts
+
+
+def test_narrower_where_less_is_known_of_the_place():
+    @tc.kernel
+    def places(X: gl[u8, "M", "N"], Y: gl[s32, "B", "M", "K"], n: s32):
+        with tc.warpgroup():
+            held = tc.cast(tc.load(X[0, 0], rt[u8, 64, 32]), s32)
+            for index, col in enumerate((n * 4, n * 2, n)):
+                tc.store(Y.at(index, 0, col), held)
+
+    x = np.random.default_rng(0).integers(0, 9, (64, 32), np.uint8)
+    y = np.zeros((3, 64, 64), np.int32)
+    assert not places.simulate(x, y, 3, grid=1).reports
+    for index, col in enumerate((12, 6, 3)):
+        assert (y[index, :, col : col + 32] == x).all()
+        assert y[index].sum() == x.sum()
+    stores = global_moves(places.compile(x, y, 3).kernel)[1:]
+    assert [move.width_bytes for move in stores] == [16, 8, 4]
