@@ -5,6 +5,7 @@
 Measured as `tilecat bench` does: results checked against float64, calls interleaved, L2 flushed.
 """
 
+import os
 import sys
 from functools import partial
 from pathlib import Path
@@ -25,7 +26,8 @@ def main(target: str, rounds: int = 20) -> None:
     """Checks, measures, writes the results file."""
     path = record.path_for("", target, overwrite=False)
     torch.manual_seed(0)
-    facts, before = record.environment(torch), record.smi()
+    facts = record.environment(torch, os.environ.get("TILECAT_COMMIT"))
+    before = record.smi()
     session, shape = Session(torch, repeats=rounds), SPEC.shape("4096^3")
     session.share_s = 120.0
     a, b, c = operands(torch, shape)

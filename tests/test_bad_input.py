@@ -337,7 +337,7 @@ def test_parameters_that_are_equal_but_of_two_types_are_not_mixed_up():
     fails(
         lambda: matmul(A, B, C, tile_m=64, tile_n=64, stages=True),
         ResourceError,
-        "lcf: stages is a compile-time int from 1 to 8, got stages=True",
+        "lcf: stages is a compile-time int from 1 to 32, got stages=True",
         at="tc.lcf(",
     )
 

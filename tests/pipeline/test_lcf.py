@@ -375,8 +375,8 @@ def test_output_stores_a_tile_of_its_shape(finish, message: str):
     [
         ({"consumers": 0}, ResourceError,
          "lcf: consumers is a compile-time int from 1 to 7, got consumers=0"),
-        ({"stages": 9}, ResourceError,
-         "lcf: stages is a compile-time int from 1 to 8, got stages=9"),
+        ({"stages": 33}, ResourceError,
+         "lcf: stages is a compile-time int from 1 to 32, got stages=33"),
         ({"tasks": 3}, ScopeError, "lcf: tasks is an order of tasks, got tasks=3 (int)"),
         ({"steps": 2.5}, tc.DTypeError,
          "lcf: steps: wants an s32 scalar or an int, got 2.5 (float)"),

@@ -31,7 +31,7 @@ from .scratch import Scratch
 from .slots import Slots, finish_step
 from .storing import Storing
 
-MAX_STAGES = 8
+MAX_STAGES = 32
 MAX_COUNT = 64  # tiles of one input a stage; shared memory ends far below
 WARP_THREADS = 32
 
@@ -41,7 +41,7 @@ class Pipeline:
 
     Args:
         template: its name, for errors.
-        stages: depth of the rings, 1 to 8.
+        stages: depth of the rings, 1 to 32.
         tasks: order of the tasks.
         steps: steps of a task, a scalar.
         cluster: CTAs of a cluster, 1, 2 or 4.

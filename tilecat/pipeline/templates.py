@@ -129,7 +129,7 @@ class Lcf(Consumers):
 
     Args:
         consumers: consumer warpgroups, 1 to 7; what fits is less where they hold large tiles.
-        stages: depth of the rings, 1 to 8.
+        stages: depth of the rings, 1 to 32.
         tasks: order of the tasks.
         steps: steps of a task, a scalar.
         cluster: CTAs of a cluster, 1, 2 or 4; they take neighbouring tasks, as the schedule says,
@@ -192,7 +192,7 @@ class Lcsf(Consumers, _Stores):
         Args:
             kind: one tile.
             count: tiles a stage.
-            stages: depth of its ring, 1 to 8.
+            stages: depth of its ring, 1 to 32.
 
         Scope: CTA, before the holes.
         """
@@ -210,7 +210,7 @@ class Roles(_Stores):
         finish_store(task): stores of what a role's finish filled.
 
     Args:
-        stages: depth of the rings of inputs, 1 to 8.
+        stages: depth of the rings of inputs, 1 to 32.
         tasks: order of the tasks.
         steps: steps of a task, a scalar.
         cluster: CTAs of a cluster, 1, 2 or 4.
@@ -251,7 +251,7 @@ class Roles(_Stores):
             kind: one tile.
             writer: the role.
             count: tiles a stage.
-            stages: depth, 1 to 8; two let the writer be one step ahead.
+            stages: depth, 1 to 32; two let the writer be one step ahead.
 
         Scope: CTA, before the holes.
         """
