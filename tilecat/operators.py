@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -11,7 +10,8 @@ import numpy as np
 
 from .binding import bind
 from .errors import LayoutError
-from .gemm_call import GemmCall, Options, prepare
+from .gemm_call import HALVES, GemmCall, Options, prepare
+from .gemm_choice import Problem, choose
 from .kernels.attention import attention as attention_kernel
 from .kernels.gemm import matmul as matmul_kernel
 from .runtime import deferred
@@ -27,62 +27,6 @@ def _num_sms(device: str) -> int:
     if device == "cpu":
         return int(deferred.machine().DEFAULT_CTAS)
     return int(deferred.driver().device(int(device.partition(":")[2])).num_sms)
-
-
-@dataclass(frozen=True)
-class GemmConfig:
-    """Compile-time parameters of the GEMM, and what a model of its time needs.
-
-    Args:
-        tile_m: rows of a CTA's tile; 64 a consumer.
-        tile_n: columns.
-        stages: depth of the ring.
-        efficiency: share of the tensor core's rate in a long main loop, relative to the best tile.
-        fixed_cycles: a task's start and epilogue. The model and its two numbers a tile are fitted
-            to times on H200s (2026-11): they choose, and predict no time.
-    """
-
-    tile_m: int
-    tile_n: int
-    stages: int
-    efficiency: float
-    fixed_cycles: int
-
-    def cycles(self, m: int, n: int, k: int, sms: int) -> float:
-        """Modelled cycles: waves of tasks, each its mma and a fixed start and epilogue.
-
-        An m64nNk16 takes N/2 cycles (1024 bf16 FMA a cycle and SM quarter: 4096 FLOP a cycle).
-        """
-        tasks = math.ceil(m / self.tile_m) * math.ceil(n / self.tile_n)
-        steps = math.ceil(k / 64)
-        mma = steps * 4 * (self.tile_m // 64) * self.tile_n / 2 / self.efficiency
-        return math.ceil(tasks / sms) * (mma + self.fixed_cycles)
-
-    def group(self, m: int) -> int:
-        """Block rows of a group: 16 make the patch of a wave square, and two of them a small A."""
-        return 16 if m <= 32 * self.tile_m else 8
-
-
-GEMM_CONFIGS = (
-    GemmConfig(128, 256, 4, 1.0, 3000),
-    GemmConfig(128, 192, 4, 0.99, 1900),
-    GemmConfig(128, 128, 5, 0.97, 1300),
-    GemmConfig(64, 256, 5, 0.93, 2500),
-    GemmConfig(64, 128, 8, 0.80, 1000),
-)
-
-
-@lru_cache(maxsize=4096)
-def choose_gemm(m: int, n: int, k: int, sms: int, widest: int = 256) -> GemmConfig:
-    """The configuration whose modelled time is least; ties go to the larger tile.
-
-    Args:
-        m, n, k: extents.
-        sms: of the device.
-        widest: columns that a tile has at most.
-    """
-    fitting = (c for c in GEMM_CONFIGS if c.tile_n <= widest)
-    return min(fitting, key=lambda c: c.cycles(m, n, k, sms))
 
 
 def matmul(
@@ -135,22 +79,31 @@ def matmul(
     """
     scales = scale_a, scale_b
     call = prepare(a, b, out, Options(out_dtype, alpha, beta, scales, second, epilogue))
-    matmul_kernel(*call.arrays, *call.args, **_gemm_params(call), **call.params)
+    problem = _problem(call)
+    params = choose(problem)
+    if call.params["second"]:
+        params = {**params, "stages": min(params["stages"], 4)}
+    arrays = call.arrays
+    if problem.turned:
+        left, right, product = (x.swapaxes(-1, -2) for x in arrays)
+        arrays = right, left, product
+    matmul_kernel(*arrays, *call.args, **params, **call.params)
     return call.out
 
 
-def _gemm_params(call: GemmCall) -> dict[str, int]:
-    """Tile, ring and order of a call."""
+def _problem(call: GemmCall) -> Problem:
     m, n, k = call.extents
-    left = view(call.arrays[0])
-    depth = k * ITEM_BYTES[left.dtype] // 2  # as the model counts: 16-bit elements
+    left, right, out = map(view, call.arrays)
     # Sums of s8 need registers twice where they become floats, as two sums of any type do.
-    widest = 192 if left.dtype == "s8" and view(call.out).dtype != "s32" else 256
-    widest = 128 if call.params["second"] or call.params["block_scales"] else widest
-    config = choose_gemm(m * call.planes, n, depth, _num_sms(left.device), widest)
-    stages = min(config.stages, 4) if call.params["second"] else config.stages
-    return {"tile_m": config.tile_m, "tile_n": config.tile_n, "stages": stages,
-            "group": config.group(m)}  # fmt: skip
+    widest = 192 if left.dtype == "s8" and out.dtype != "s32" else 256
+    return Problem(
+        m, n, k * ITEM_BYTES[left.dtype] // 2,
+        layout="".join("N" if x.strides[-1] == 1 else "T" for x in (left, right)),
+        planes=call.planes, sms=_num_sms(left.device),
+        widest=128 if call.params["second"] or call.params["block_scales"] else widest,
+        halves=left.dtype in HALVES,
+        plain=not (call.args or call.params["epilogue"]) and ITEM_BYTES[out.dtype] > 1,
+    )  # fmt: skip
 
 
 def attention(

@@ -221,6 +221,7 @@ GEMM_CONFIGS = (
     _gemm_config(128, 128, 5),
     _gemm_config(64, 256, 5),
     _gemm_config(64, 128, 8),
+    _gemm_config(64, 64, 8),
     *(_gemm_config(128, 256, depth, f"128x256, depth {depth}") for depth in (1, 2, 3)),
     Config(
         "128x256, cluster of 2",

@@ -1,0 +1,85 @@
+"""What `tc.matmul` chooses for a shape: winners that were measured, thin products, the model."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import tilecat as tc
+from tilecat import bf16, f16, gemm_choice
+from tilecat.kernels.gemm import matmul as kernel
+from tilecat.tune.winners import winners
+
+H200 = gemm_choice.TUNED / "matmul-h200.json"
+DATA = json.loads(H200.read_text())
+PROBLEM = gemm_choice.Problem(
+    512, 512, 512, layout="NN", planes=1, sms=132, widest=256, halves=True, plain=True
+)
+
+
+def test_a_measured_problem_takes_its_winner_and_nothing_else_does():
+    for row in DATA["problems"]:
+        m, n, k = row["extents"].values()
+        problem = replace(PROBLEM, m=m, n=n, depth=k, layout=row["layout"])
+        if not problem.turned:
+            assert gemm_choice.choose(problem) == row["params"]
+    problem = replace(PROBLEM, m=4096, n=4096, depth=128)
+    model = gemm_choice.choose(replace(problem, layout="TN"))
+    assert "cluster" not in model and gemm_choice.choose(problem) != model
+    assert gemm_choice.choose(replace(problem, sms=114)) == model
+    assert gemm_choice.choose(replace(problem, planes=2))["tile_m"] in (64, 128)
+    assert gemm_choice.choose(replace(problem, widest=128))["tile_n"] <= 128
+
+
+def test_shipped_winners_are_what_the_tuner_found():
+    results = json.loads((gemm_choice.TUNED.parents[2] / "benchmarks/results/tune-matmul.json")
+                         .read_text())  # fmt: skip
+    assert winners(results) == DATA
+    for row in DATA["problems"]:
+        best = min(
+            times["median"]
+            for problem in results["problems"]
+            if (problem["extents"], problem["layout"]) == (row["extents"], row["layout"])
+            for name, times in problem["times_us"].items()
+            if "=" in name
+        )
+        assert best <= row["us"] <= 1.01 * best
+
+
+@pytest.mark.parametrize(
+    "params", {json.dumps(row["params"]): row["params"] for row in DATA["problems"]}.values(),
+    ids=str,
+)  # fmt: skip
+def test_a_shipped_configuration_is_right_and_spills_nothing(params):
+    rng = np.random.default_rng(3)
+    a = rng.standard_normal((200, 136)).astype(bf16.numpy)
+    b = rng.standard_normal((136, 264)).astype(bf16.numpy)
+    c = np.full((200, 264), np.nan, bf16.numpy)
+    kernel(a, b, c, **params)
+    exact = a.astype(np.float64) @ b.astype(np.float64)
+    assert np.linalg.norm(c.astype(np.float64) - exact) <= 2**-8 * np.linalg.norm(exact)
+    assert kernel.compile(target="sm_90a", **params).resources.spill_bytes == 0
+
+
+@pytest.mark.parametrize("dtype", [bf16, f16])
+@pytest.mark.parametrize("layout", ["NN", "NT", "TN"])
+@pytest.mark.parametrize("batch", [(), (3,)])
+def test_thin_products_change_places_and_stay_right(dtype, layout, batch):
+    rng = np.random.default_rng(4)
+    for rows in (1, 7, 16):
+        a = rng.standard_normal((*batch, rows, 72)).astype(dtype.numpy)
+        b = rng.standard_normal((*batch, 72, 136)).astype(dtype.numpy)
+        a = np.ascontiguousarray(a.swapaxes(-1, -2)).swapaxes(-1, -2) if layout[0] == "T" else a
+        b = np.ascontiguousarray(b.swapaxes(-1, -2)).swapaxes(-1, -2) if layout[1] == "T" else b
+        for out_dtype in (dtype, tc.f32):
+            out = np.full((*batch, rows, 136), np.nan, out_dtype.numpy)
+            tc.matmul(a, b, out)
+            exact = a.astype(np.float64) @ b.astype(np.float64)
+            limit = (2**-8 if out_dtype != tc.f32 else 2**-16) * np.linalg.norm(exact)
+            assert np.linalg.norm(out.astype(np.float64) - exact) <= limit
+    assert replace(PROBLEM, m=16).turned
+    assert not replace(PROBLEM, m=16, plain=False).turned
+    assert not replace(PROBLEM, m=17).turned

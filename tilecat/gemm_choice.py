@@ -1,0 +1,122 @@
+"""Which configuration of the GEMM a call takes: measured, or the best of a model."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
+
+TUNED = Path(__file__).parent / "kernels" / "tuned"
+THIN = 16  # rows of A up to which A and B change places
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a choice depends on.
+
+    Args:
+        m: rows of one product.
+        n: columns.
+        depth: K in units of 2 bytes, as the tensor cores count.
+        layout: of A and B, N for row-major and T for transposed: "NN", "NT", "TN" or "TT".
+        planes: products of a batch.
+        sms: of the device.
+        widest: columns that a tile has at most.
+        halves: whether A and B are 16-bit types.
+        plain: whether the product is stored as it is, and of 2 or 4 bytes an element.
+    """
+
+    m: int
+    n: int
+    depth: int
+    layout: str
+    planes: int
+    sms: int
+    widest: int
+    halves: bool
+    plain: bool
+
+    @property
+    def turned(self) -> bool:
+        """Whether `C.T = B.T @ A.T` is computed, so that the tile's 64 rows are those of N."""
+        return self.halves and self.plain and self.m <= THIN < self.n
+
+
+@dataclass(frozen=True)
+class GemmConfig:
+    """Compile-time parameters of the GEMM, and what a model of its time needs.
+
+    Args:
+        tile_m: rows of a CTA's tile; 64 a consumer.
+        tile_n: columns.
+        stages: depth of the ring.
+        efficiency: share of the tensor core's rate in a long main loop, relative to the best tile.
+        fixed_cycles: a task's start and epilogue. The model and its two numbers a tile are fitted
+            to times on H200s (2026-11): they choose, and predict no time.
+    """
+
+    tile_m: int
+    tile_n: int
+    stages: int
+    efficiency: float
+    fixed_cycles: int
+
+    def cycles(self, m: int, n: int, k: int, sms: int) -> float:
+        """Modelled cycles: waves of tasks, each its mma and a fixed start and epilogue.
+
+        An m64nNk16 takes N/2 cycles (1024 bf16 FMA a cycle and SM quarter: 4096 FLOP a cycle).
+        """
+        tasks = math.ceil(m / self.tile_m) * math.ceil(n / self.tile_n)
+        steps = math.ceil(k / 64)
+        mma = steps * 4 * (self.tile_m // 64) * self.tile_n / 2 / self.efficiency
+        return math.ceil(tasks / sms) * (mma + self.fixed_cycles)
+
+    def params(self, m: int) -> dict[str, int]:
+        """As the kernel takes them: 16 rows a group make a wave's patch square, 8 a small A."""
+        group = 16 if m <= 32 * self.tile_m else 8
+        return {"tile_m": self.tile_m, "tile_n": self.tile_n, "stages": self.stages, "group": group}
+
+
+GEMM_CONFIGS = (
+    GemmConfig(128, 256, 4, 1.0, 3000),
+    GemmConfig(128, 192, 4, 0.99, 1900),
+    GemmConfig(128, 128, 5, 0.97, 1300),
+    GemmConfig(64, 256, 5, 0.93, 2500),
+    GemmConfig(64, 128, 8, 0.80, 1000),
+    GemmConfig(64, 64, 8, 0.50, 1000),
+)
+# With 64 rows of B.T a tile nearly all of the ring holds B, and enough of it is under way: of 1
+# and 16 rows no deeper or wider ring was faster on an H200 (2026-11-30).
+TURNED = {"tile_m": 64, "tile_n": 16, "tile_k": 128, "stages": 7, "group": 8}
+
+
+@lru_cache(maxsize=4096)
+def choose(problem: Problem) -> dict[str, int]:
+    """Parameters of the kernel: of this very problem if measured, else the model's best."""
+    if problem.turned:
+        return TURNED
+    if problem.halves and problem.planes == 1 and problem.widest == 256:
+        key = (problem.layout, problem.m, problem.n, problem.depth)
+        found = measured(problem.sms).get(key)
+        if found is not None:
+            return found
+    fitting = (c for c in GEMM_CONFIGS if c.tile_n <= problem.widest)
+    rows = problem.m * problem.planes
+    best = min(fitting, key=lambda c: c.cycles(rows, problem.n, problem.depth, problem.sms))
+    return best.params(problem.m)
+
+
+@cache
+def measured(sms: int) -> dict[tuple[str, int, int, int], dict[str, int]]:
+    """Winners shipped for a GPU with as many SMs, by layout, M, N and K of bf16 operands."""
+    found: dict[tuple[str, int, int, int], dict[str, int]] = {}
+    for path in sorted(TUNED.glob("matmul-*.json")):
+        data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if data["environment"]["sms"] == sms:
+            for row in data["problems"]:
+                extents = row["extents"]
+                found[row["layout"], extents["M"], extents["N"], extents["K"]] = row["params"]
+    return found

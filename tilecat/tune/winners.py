@@ -1,0 +1,68 @@
+"""From a tuner's results file to the winners that the package ships.
+
+python -m tilecat.tune.winners benchmarks/results/tune-matmul.json tilecat/kernels/tuned
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+NEAR = 1.01  # of the best median: among these the one that wins most problems is taken
+
+
+def winners(results: dict[str, Any]) -> dict[str, Any]:
+    """What to ship: device and versions, and each problem's parameters beside its medians.
+
+    Candidates within 1 % of a problem's best count as equal, and of those the one that is equal
+    in most problems wins: few kernels to compile.
+    """
+    good = [
+        {name: times["median"] for name, times in problem["times_us"].items()}
+        for problem in results["problems"]
+    ]
+    near = [_near(medians) for medians in good]
+    votes = [name for names in near for name in names]
+    rows = []
+    for problem, medians, names in zip(results["problems"], good, near, strict=True):
+        if names:
+            winner = max(sorted(names), key=votes.count)
+            peers = {name: us for name, us in medians.items() if "=" not in name}
+            rows.append({
+                "layout": problem["layout"], "extents": problem["extents"],
+                "params": parameters(winner), "us": medians[winner], "peers_us": peers,
+            })  # fmt: skip
+    facts = results["environment"]
+    kept = ("date", "device", "sms", "cuda", "ptxas", "packages", "commit", "source_sha256")
+    return {
+        "kernel": results["kernel"], "target": results["target"], "dtype": results["dtype"],
+        "environment": {key: facts[key] for key in kept}, "problems": rows,
+    }  # fmt: skip
+
+
+def parameters(name: str) -> dict[str, int]:
+    """`tile_m=64 stages=8` as a dict."""
+    return {key: int(value) for key, value in re.findall(r"(\w+)=(\d+)", name)}
+
+
+def _near(medians: dict[str, float]) -> list[str]:
+    ours = {name: us for name, us in medians.items() if "=" in name}
+    return [name for name, us in ours.items() if us <= NEAR * min(ours.values())]
+
+
+def main(source: str, folder: str) -> None:
+    """Writes FOLDER/KERNEL-DEVICE.json."""
+    found = winners(json.loads(Path(source).read_text(encoding="utf-8")))
+    device = found["environment"]["device"].lower().split()[-1]
+    path = Path(folder) / f"{found['kernel']}-{device}.json"
+    rows = ",\n  ".join(json.dumps(row) for row in found.pop("problems"))
+    head = json.dumps(found, indent=1)[:-2]
+    path.write_text(f'{head},\n "problems": [\n  {rows}\n ]\n}}\n', encoding="utf-8")
+    print(path)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
