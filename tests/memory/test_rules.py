@@ -117,6 +117,14 @@ RULES = (
            "contiguous axis",
            "tc.copy(tile, A[row, col]) by threads; A.tma, known while tracing, tells")
       for at in (lambda k: k.A[0, -1], lambda k: k.A.at(0, -8), lambda k: k.A[:, 8:].at(0, -16))),
+    *(Rule(lambda k, at=at: tc.load_async(tile(), at(k), k.b), LayoutError,
+           f"load_async: TMA cannot reach {name}: {why}",
+           "tc.copy(tile, A[row, col]) by threads; A.tma, known while tracing, tells", full)
+      for at, name, why in (
+          (lambda k: k.A[0, :].broadcast(64)[0, 0], "A", "a broadcast axis has no stride"),
+          (lambda k: k.P.permute(2, 0, 1)[0, 0, 0], "P",
+           "the tile does not lie along its contiguous axis"),
+          (lambda k: k.A[tile(sv[s32, 64]), 0], "A", "rows that a vector gathers lie apart"))),
     Rule(lambda k: tc.load_async(tile(), k.A[::-1, :][0, 0], k.b), LayoutError,
          "load_async: TMA cannot reach A: an axis that runs backwards has a negative stride",
          "tc.copy(tile, A[row, col]) by threads; A.tma, known while tracing, tells", full),

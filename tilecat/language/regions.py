@@ -73,11 +73,15 @@ class Region:
     reverse: tuple[int, ...] = ()
 
     @property
+    def gathered(self) -> bool:
+        """Whether a vector gives coordinates."""
+        types = (c.type for c in self.coords if isinstance(c, Value))
+        return any(not isinstance(kind, ScalarType) for kind in types)
+
+    @property
     def tma(self) -> bool:
         """Whether TMA can load it."""
-        types = [c.type for c in self.coords if isinstance(c, Value)]
-        gathered = any(not isinstance(kind, ScalarType) for kind in types)
-        plain = not (BROADCAST in self.axes or self.bounds or gathered or self.reverse)
+        plain = not (BROADCAST in self.axes or self.bounds or self.gathered or self.reverse)
         return self.arg.tma and plain and bool(self.order) and tma_reaches(self.arg, self.together)
 
     @property
@@ -94,6 +98,8 @@ class Region:
         """Why TMA cannot load or store it."""
         if not self.arg.tma:
             return "its strides or its address are not multiples of 16 bytes"
+        if self.gathered:
+            return "rows that a vector gathers lie apart"
         if self.reverse:
             return "an axis that runs backwards has a negative stride"
         if self.bounds:

@@ -97,8 +97,8 @@ class LoadVector(VectorMove):
 
     @property
     def requests(self) -> tuple[SharedRequest, ...]:
-        """Its loads, with their bank conflicts."""
-        return self.requests_of("ld.shared" + "::cluster" * self.away, self.kind)
+        """Its loads, with their bank conflicts; none of a peer's banks."""
+        return () if self.away else self.requests_of("ld.shared", self.kind)
 
     def infer(self) -> tuple[TileType, ...]:
         """The type given."""
@@ -133,9 +133,9 @@ class StoreVector(VectorMove):
 
     @property
     def requests(self) -> tuple[SharedRequest, ...]:
-        """Its stores, with their bank conflicts."""
+        """Its stores, with their bank conflicts; none of a peer's banks."""
         assert isinstance(self.vector.type, RegVecType), "checked in infer"
-        return self.requests_of("st.shared" + "::cluster" * self.away, self.vector.type)
+        return () if self.away else self.requests_of("st.shared", self.vector.type)
 
     def infer(self) -> tuple[TileType, ...]:
         """Nothing; lengths and dtypes must agree."""
