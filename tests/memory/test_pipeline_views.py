@@ -93,3 +93,48 @@ def test_pipeline_stores_backwards():
     stores_backwards(a, b, c, grid=2)
     wanted = a.astype(np.float32) @ b.astype(np.float32)
     np.testing.assert_array_equal(c[::-1, ::-1], wanted)
+
+
+@tc.kernel
+def stores_sequences(
+    A: gl[bf16, "M", 64], B: gl[bf16, 64, "N"], C: gl[f32, "M", "N"], first: s32, last: s32
+):
+    pipe = tc.lcf(
+        consumers=1, stages=2, steps=1,
+        tasks=tc.row_major(tc.cdiv(last - first, 64), tc.cdiv(C.cols, 128)),
+    )
+    left, right = pipe.input(st[bf16, 64, 64]), pipe.input(st[bf16, 64, 128])
+    out = pipe.output(st[f32, 64, 128])
+    acc = pipe.accumulator(f32, 64, 128)
+
+    @pipe.load
+    def _(task, k):
+        tc.load_async(left, A[first:, :][task.row, k])
+        tc.load_async(right, B[k, task.col])
+
+    @pipe.compute
+    def _(task, k):
+        tc.mma_AB(acc, left, right)
+
+    @pipe.finish
+    def _(task):
+        out.store(C[first:last, :][task.row, task.col], acc)
+
+
+def test_stores_of_a_sequence_go_by_tma_but_for_its_last_tile():
+    """Whole tiles by TMA, the one across the end by threads: its neighbours keep every byte."""
+    text = stores_sequences.compile().ptx
+    assert text.count("cp.async.bulk.tensor.2d.global.shared::cta") and "st.global.v4" in text
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-4, 5, s).astype(bf16.numpy) for s in ((400, 64), (64, 200)))
+    products = a.astype(np.float32) @ b.astype(np.float32)
+    for first, last in ((40, 300), (0, 128), (7, 8), (130, 400)):
+        for seed in range(4):
+            c = np.full((400, 200), 7, np.float32)
+            found = stores_sequences.simulate(a, b, c, first, last, grid=2, seed=seed)
+            assert not found.reports, str(found)
+            wanted = np.full_like(c, 7)
+            wanted[first:last] = products[first:last]
+            np.testing.assert_array_equal(c, wanted)
+            stored = found.stats["bytes stored"]
+            assert bool(stored) == (last - first >= 64), (first, last, stored)

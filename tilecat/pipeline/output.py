@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from ..builder import add, current
 from ..errors import LayoutError, ResourceError
 from ..ir import Block, Value
+from ..language.control import otherwise, when
 from ..language.regions import Region
-from ..language.scalars import binary, named, operand_of
+from ..language.scalars import Scalar, binary, compare, named, operand_of
 from ..language.transfers import moves_chunks
 from ..language.values import RegTile, SharedTile
 from ..language.views import GlobalTile
@@ -93,7 +95,8 @@ class Output:
         """`destination = tile`, rounded to the tensor's dtype; asynchronous.
 
         Rows and columns outside the tensor are not written. Scope: a consumer's holes. PTX:
-        `stmatrix`, then `cp.async.bulk.tensor`; where TMA cannot reach the tensor, plain stores.
+        `stmatrix`, then `cp.async.bulk.tensor`; where TMA cannot reach the tensor, and for a tile
+        that lies across the end of a view, plain stores.
         """
         if not isinstance(destination, GlobalTile):
             raise LayoutError(f"output.store: wants C[row, col], got {destination!r}")
@@ -120,11 +123,12 @@ class Output:
     def _store_panels(self, region: Region, tile: RegTile, panels: range) -> None:
         """Between two barriers: into shared memory; after the second: on to global memory."""
         cols, along = self.panel.cols, region.axes[-1]
-        by_tma = region.tma_stores and region.order == "row"
+        whole = replace(region, bounds=())
+        by_tma = whole.tma_stores and region.order == "row"
         number = operand_of(named(binary("add", self.consumer, self.first + 1), "barrier"))
         views = [self._buffer(index) for index in panels]
         if by_tma and not self.fresh:
-            add(BulkWait(self._pending(panels[0])))
+            add(BulkWait(0 if region.bounds else self._pending(panels[0])))
         if self.fresh:
             self.fresh -= len(panels)
         else:
@@ -134,18 +138,49 @@ class Output:
         if by_tma:
             add(FenceAsync())
         add(NamedBarrier(number, CONSUMER_THREADS))
+        found = []
         for index, view in zip(panels, views, strict=True):
             place = list(region.coords)
             shift = -index * cols if along in region.reverse else index * cols
             place[along] = self._shift(place[along], shift)
-            if by_tma:
-                add(TmaStore(view, tuple(place), region.arg, axes=region.axes))
-            else:
-                add(CopyByThreads(
-                    view, tuple(place), region.arg, axes=region.axes, bounds=region.bounds,
-                    reverse=region.reverse, chunks=moves_chunks(SharedTile(view), region),
-                    store=True,
-                ))  # fmt: skip
+            found.append((view, tuple(place)))
+        if not by_tma:
+            self._by_threads(region, found)
+            return
+        if not region.bounds:
+            self._by_tma(region, found)
+            return
+        with when(self._inside(region)):
+            self._by_tma(region, found)
+        with otherwise():
+            self._by_threads(region, found)
+
+    @staticmethod
+    def _by_tma(region: Region, found: list[tuple[Value, tuple[Any, ...]]]) -> None:
+        for view, coords in found:
+            add(TmaStore(view, coords, region.arg, axes=region.axes))
+
+    @staticmethod
+    def _by_threads(region: Region, found: list[tuple[Value, tuple[Any, ...]]]) -> None:
+        for view, coords in found:
+            add(CopyByThreads(
+                view, coords, region.arg, axes=region.axes, bounds=region.bounds,
+                reverse=region.reverse, chunks=moves_chunks(SharedTile(view), region), store=True,
+            ))  # fmt: skip
+
+    def _inside(self, region: Region) -> Any:
+        """Whether a tile lies inside its view's bounds, so that TMA stores nothing beyond them."""
+        found: Any = True
+        extents = dict(zip(region.axes, self.kind.shape, strict=True))
+        scalars = [Scalar(x) if isinstance(x, Value) else x for x in region.bounds]
+        for dim, coord in enumerate(region.coords):
+            start = Scalar(coord) if isinstance(coord, Value) else coord
+            low, high = scalars[2 * dim : 2 * dim + 2]
+            if low is not None:
+                found = compare("ge", start, low) & found
+            if high is not None:
+                found = compare("le", binary("add", start, extents.get(dim, 1)), high) & found
+        return found
 
     def _buffer(self, index: int) -> Value:
         first = named(binary("mul", self.consumer, self.buffers), "buffer")
