@@ -144,7 +144,8 @@ def load_async(
         cache: L2 priority: "evict_first", "evict_last", "evict_normal", or empty.
         multicast: ranks of the CTAs of the cluster that receive the tile, each at the same place
             and on its own mbarrier: a tuple of ints, or a mask (int or scalar) of bits. In a
-            pipeline, True: one tile for all CTAs of the cluster, each loads a share of it.
+            pipeline, True: one tile for all CTAs of the cluster, each loads a share of it; "row"
+            or "col": one for those that take blocks of one row, or of one column.
         part: loads only this one of `parts` equal parts of the tile's rows (of its columns, in
             column order); may be a run-time scalar, as the rank in the cluster.
         parts: see `part`.
@@ -156,13 +157,13 @@ def load_async(
     if hasattr(destination, "load"):
         if barrier is not None:
             raise SyncError("load_async: a pipeline's tile has a barrier of its own, got another")
-        if multicast not in (None, False, True):
+        if multicast not in (None, False, True, "row", "col"):
             raise LayoutError(
                 f"load_async: a pipeline's tile goes to every CTA of its cluster or to one, "
-                f"got multicast={multicast!r}",
-                hint="multicast=True",
+                f"or to those in its row or column, got multicast={multicast!r}",
+                hint='multicast=True, "row" or "col"',
             )
-        destination.load(place, bool(multicast))
+        destination.load(place, multicast or False)
         return
     if not isinstance(destination, SharedTile | SharedVec):
         raise LayoutError(

@@ -76,6 +76,7 @@ class Pipeline:
             )
         check_int(f"{template}: blocks_per_sm", blocks_per_sm, 1, 8, self.loc)
         self.builder.kernel.cluster = cluster
+        facts["cluster_cols"] = tasks.cluster_cols
         self.stages = stages
         self.tasks = tasks
         self.steps = steps
@@ -308,7 +309,7 @@ class Pipeline:
             for ring in self.passed_on:
                 ring.pass_on()
         for _, ring in rings:
-            if ring.multicast:
+            if ring.shared:
                 ring.drain()
 
 

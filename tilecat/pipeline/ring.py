@@ -27,7 +27,6 @@ from typing import Any
 from ..builder import add, current
 from ..errors import Loc, ScopeError, SyncError
 from ..ir import Access, Block, Op, Scope, Value
-from ..language.clusters import cluster_rank
 from ..language.scalars import Var, named, operand_of, select, var
 from ..language.transfers import check_meets, moves_chunks, part_coords
 from ..language.values import SharedTile
@@ -36,6 +35,7 @@ from ..ops.copies import CopyByThreads
 from ..ops.sync import AllocBarriers, Arrive, ArriveExpect, FenceAsync, WaitBarrier
 from ..ops.tma import TmaLoad
 from ..tiles import SharedTileType
+from .sharing import num_sharers, share_of, sharers
 
 WARPGROUP_THREADS = 128
 PRODUCER = "producer"
@@ -120,7 +120,7 @@ class Ring:
         self.by_threads = False
         self.acquired: ArriveExpect | None = None
         self.loading = False  # the load hole is being traced
-        self.multicast = False  # its stages are filled by every CTA of the cluster
+        self.shared: set[str] = set()  # its stages are filled by CTAs of one row, of one column
         self.visit: Visit | None = None
         self.tiles: list[Value] = []  # allocations of its tiles
         self.readers: list[Party] = []
@@ -207,9 +207,9 @@ class Ring:
             self.readers.append(self._party)
         condition = None if when is None or when is True else operand_of(when)
         place = operand_of(stage)
-        ranks = range(current().kernel.cluster) if self.multicast else (None,)
-        for rank in ranks:
-            add(Arrive(self.empty.result, place, condition, rank=rank))  # type: ignore[arg-type]
+        for rank in sharers(self.shared) or (None,):
+            there = None if rank is None else operand_of(rank)
+            add(Arrive(self.empty.result, place, condition, rank=there))  # type: ignore[arg-type]
 
     def release(self) -> None:
         """Gives the stage back and goes on."""
@@ -261,24 +261,24 @@ class Ring:
             self.advance()
 
     def fill(
-        self, tile: SharedTile, source: GlobalTile, index: Any = None, *, multicast: bool = False
+        self, tile: SharedTile, source: GlobalTile, index: Any = None, *,
+        multicast: bool | str = False,
     ) -> None:
         """One tile's load: by TMA, or by all threads of the producer where TMA cannot reach."""
         kind = tile.type
         barrier = operand_of(self.stage if index is None else index)
         region = source.region(kind.rows, kind.cols)
         check_meets("load_async", kind, region)
-        parts = current().kernel.cluster if multicast else 1
-        if region.tma and parts > 1:
-            self.multicast = True
-            rank = cluster_rank()
+        share = share_of(multicast)
+        if region.tma and share.parts > 1:
+            self.shared |= share.among
             op = TmaLoad(
-                tile.value, part_coords(tile, region, rank, parts), region.arg,
+                tile.value, part_coords(tile, region, share.part, share.parts), region.arg,
                 barriers=self.full.result, index=barrier, axes=region.axes,
-                part=operand_of(rank), parts=parts, ranks=(1 << parts) - 1,
+                part=operand_of(share.part), parts=share.parts, ranks=operand_of(share.ranks),
             )  # fmt: skip
             add(op)
-            self.tx_bytes += op.num_bytes * parts
+            self.tx_bytes += op.num_bytes * share.parts
         elif region.tma:
             op = TmaLoad(
                 tile.value, region.coords, region.arg, barriers=self.full.result, index=barrier,
@@ -329,9 +329,8 @@ class Ring:
             full.arrivals = self.writer.arrivals * WARPGROUP_THREADS
             self._check_sides()
             self._drop_fences()
-        peers = current().kernel.cluster if self.multicast else 1
         readers = 1 if self.parts else sum(party.arrivals for party in self.readers)
-        empty.arrivals = max(readers, 1) * peers
+        empty.arrivals = max(readers, 1) * num_sharers(self.shared)
 
     def _drop_fences(self) -> None:
         """Threads alone use what threads have written: no other proxy is to be told."""

@@ -48,12 +48,14 @@ class Schedule:
         count: number of tasks, a run-time scalar or an int.
         locate: from a task's number to its coordinates.
         cluster: CTAs that take one task together, each with coordinates of its own.
+        cluster_cols: how many of them lie beside each other, in one block row.
     """
 
     name: str
     count: Any
     locate: Callable[[Any], tuple[tuple[str, Any], ...]]
     cluster: int = 1
+    cluster_cols: int = 1
 
     def task(self, index: Any) -> Task:
         """Task number `index`."""
@@ -83,12 +85,19 @@ def _count(name: str, **extents: Any) -> tuple[Any, tuple[Any, ...]]:
     return count, tuple(max(e, 1) if isinstance(e, int) else e for e in extents.values())
 
 
-def _in_cluster(row: Any, cluster: int) -> Any:
-    """The block row of this CTA, when a cluster takes `cluster` of them together."""
-    return row if cluster == 1 else named(row * cluster + cluster_rank(), "row")
+def _cluster_shape(cluster: Any) -> tuple[int, int]:
+    """Block rows and columns that the CTAs of a cluster take together."""
+    shape = cluster if isinstance(cluster, tuple) else (cluster, 1)
+    ints = all(isinstance(n, int) and not isinstance(n, bool) and n >= 1 for n in shape)
+    if len(shape) != 2 or not ints:
+        raise LayoutError(f"grouped: cluster is a compile-time int from 1 up, got {cluster=}",
+                          hint="cluster=2 for two rows, cluster=(1, 2) for two columns")
+    return shape
 
 
-def grouped(rows_total: Any, cols: Any, *, rows: int = 8, cluster: int = 1) -> Schedule:
+def grouped(
+    rows_total: Any, cols: Any, *, rows: int = 8, cluster: int | tuple[int, int] = 1
+) -> Schedule:
     """Groups of `rows` block rows, column by column inside a group ("supergroup" raster).
 
     The CTAs that run at one time then cover a compact patch, which reads each block of A and B
@@ -100,18 +109,19 @@ def grouped(rows_total: Any, cols: Any, *, rows: int = 8, cluster: int = 1) -> S
         rows: block rows of a group; 1 is row-major.
         cluster: block rows that the CTAs of a cluster take together; divides `rows`. With an odd
             number of block rows the last cluster has CTAs beyond them, whose loads are zeros and
-            whose stores are masked.
+            whose stores are masked. A pair is block rows and columns: (1, 2), (2, 2).
     """
     if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
         raise LayoutError(f"grouped: rows is a compile-time int from 1 up, got rows={rows!r}")
-    if isinstance(cluster, bool) or not isinstance(cluster, int) or cluster < 1:
-        raise LayoutError(f"grouped: cluster is a compile-time int from 1 up, got {cluster=}")
-    if rows % cluster:
+    high, wide = _cluster_shape(cluster)
+    if rows % high:
         raise LayoutError(f"grouped: the cluster divides the group, got {rows=} and {cluster=}")
-    if rows == 1:
+    if rows == 1 and wide == 1:
         return row_major(rows_total, cols)
-    if cluster > 1:
-        rows_total, rows = cdiv(rows_total, cluster), rows // cluster
+    if high > 1:
+        rows_total, rows = cdiv(rows_total, high), rows // high
+    if wide > 1:
+        cols = cdiv(cols, wide)
     count, (_, cols) = _count("grouped", rows_total=rows_total, cols=cols)
 
     def locate(t: Any) -> tuple[tuple[str, Any], ...]:
@@ -122,9 +132,14 @@ def grouped(rows_total: Any, cols: Any, *, rows: int = 8, cluster: int = 1) -> S
         inside = named(t - group * per_group, "in_group")
         col = named(binary("div", inside, height), "col")
         row = named(first + inside - col * height, "row")
-        return (("row", _in_cluster(row, cluster)), ("col", col))
+        rank = cluster_rank() if high * wide > 1 else 0
+        if high > 1:
+            row = named(row * high + (rank // wide if wide > 1 else rank), "row")
+        if wide > 1:
+            col = named(col * wide + (rank % wide if high > 1 else rank), "col")
+        return (("row", row), ("col", col))
 
-    return Schedule(f"groups of {rows * cluster} rows", count, locate, cluster)
+    return Schedule(f"groups of {rows * high} rows", count, locate, high * wide, wide)
 
 
 def batched(tasks: Schedule, *extents: Any) -> Schedule:

@@ -91,7 +91,7 @@ class ScratchSlot:
         self.scratch = scratch
         self.index = index
 
-    def load(self, source: GlobalTile, multicast: bool = False) -> None:
+    def load(self, source: GlobalTile, multicast: bool | str = False) -> None:
         """Producer: waits until it is free, and fills it."""
         ring = self.scratch.ring
         if multicast:

@@ -51,7 +51,7 @@ class Slots:
         """The current stage's only tile."""
         return self[0].tile
 
-    def load(self, source: GlobalTile, multicast: bool = False) -> None:
+    def load(self, source: GlobalTile, multicast: bool | str = False) -> None:
         """Loads the stage's only tile."""
         self[0].load(source, multicast)
 
@@ -119,7 +119,7 @@ class Slot:
         view = ViewShared(alloc.result, operand_of(position), alloc.stride_bytes, alloc.tile)
         return SharedTile(add(view).result)
 
-    def load(self, source: GlobalTile, multicast: bool = False) -> None:
+    def load(self, source: GlobalTile, multicast: bool | str = False) -> None:
         """Producer: fills it; the ring is acquired at the first load of a step."""
         ring = self.slots.ring
         if ring.writer is not None:
