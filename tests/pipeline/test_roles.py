@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -132,6 +133,16 @@ def test_registers_of_roles_fit_together():
         "registers: the 2 warpgroups of the roles have 464 together, a thread of each, "
         "got score: 1 x 256, state: 1 x 216: 8 too many"
     )
+
+
+def test_serialised_products_name_the_role_that_is_short_of_registers():
+    error = pytest.raises(ResourceError, scan(others=88).compile).value
+    first, second = error.message.splitlines()
+    assert first.startswith("assemble: ptxas gave up performance in kernel linear: (C7512)")
+    assert re.fullmatch(
+        r"  the state has 88 registers a thread, takes \d+ without a limit: \d+ short", second
+    )
+    assert error.loc is not None and "tc.mma_ABt(y, before, q" in error.loc.text
 
 
 def test_role_has_a_name_of_its_own():

@@ -144,8 +144,7 @@ def load_async(
         cache: L2 priority: "evict_first", "evict_last", "evict_normal", or empty.
         multicast: ranks of the CTAs of the cluster that receive the tile, each at the same place
             and on its own mbarrier: a tuple of ints, or a mask (int or scalar) of bits. In a
-            pipeline, True: one tile for all CTAs of the cluster, each loads a share of it; "row"
-            or "col": one for those that take blocks of one row, or of one column.
+            pipeline, True: one for the whole cluster; "row", "col": for those of a block row, column.
         part: loads only this one of `parts` equal parts of the tile's rows (of its columns, in
             column order); may be a run-time scalar, as the rank in the cluster.
         parts: see `part`.
@@ -159,8 +158,8 @@ def load_async(
             raise SyncError("load_async: a pipeline's tile has a barrier of its own, got another")
         if multicast not in (None, False, True, "row", "col"):
             raise LayoutError(
-                f"load_async: a pipeline's tile goes to every CTA of its cluster or to one, "
-                f"or to those in its row or column, got multicast={multicast!r}",
+                "load_async: a pipeline's tile goes to every CTA of its cluster or to one, or to "
+                f"those in its row or column, got {multicast=}",
                 hint='multicast=True, "row" or "col"',
             )
         destination.load(place, multicast or False)

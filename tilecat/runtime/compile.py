@@ -77,12 +77,18 @@ def assemble(module: PtxModule, *, allow_spills: bool = False) -> Assembled:
     if stored is None:
         stored, from_cache = _assemble_once(module, tool, options, cache, key)
     cubin, log = stored
-    ptxas_log.check(module, log)
+    ptxas_log.check(module, log, lambda text: _taken(text, tool, options))
     used = ptxas_log.usage(log)
     if used.spill_bytes and not allow_spills:
         raise ptxas_log.spill_error(module, log, _worst_spill(cubin))
     seconds = time.perf_counter() - start
     return Assembled(cubin, used.registers, used.spill_bytes, log, from_cache, seconds)
+
+
+def _taken(text: str, tool: Tool, options: tuple[str, ...]) -> int:
+    """Registers a thread that ptxas takes for a text."""
+    _, log = deferred.assembler().assemble(tool.path, text, options)
+    return ptxas_log.usage(log).registers
 
 
 def ptxas(cache: disk.Cache) -> Tool:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ..codegen.module import PtxModule
 from ..errors import ArchError, Loc, ResourceError, TileError
+from . import shortfall
 
 _REGISTERS = re.compile(r"Used (\d+) registers")
 _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
@@ -91,14 +92,22 @@ def first_line_with(text: str, word: str) -> int | None:
     return None
 
 
-def check(module: PtxModule, log: str) -> None:
+def check(module: PtxModule, log: str, taken: Callable[[str], int]) -> None:
     """Refuse a cubin for which ptxas gave up overlap or register reallocation.
+
+    Args:
+        module: the kernel.
+        log: what ptxas printed.
+        taken: registers a thread that ptxas takes for a text, to tell which role is short of them.
 
     Raises:
         ResourceError: the log has one of `losses`.
     """
     for text in losses(log):
-        raise _loss_error(module, text)
+        error = _loss_error(module, text)
+        if "insufficient register" in text:
+            raise _shortfall_error(module, error, taken)
+        raise error
 
 
 def refusal_error(module: PtxModule, log: str, ptxas_version: str) -> TileError:
@@ -151,6 +160,24 @@ def _loss_error(module: PtxModule, text: str) -> ResourceError:
         message += f"\n  PTX line {line}: {module.text.splitlines()[line - 1].strip()}"
         loc = source_loc(module.text, line)
     return ResourceError(message, loc=loc, hint=_loss_hint(text))
+
+
+def _shortfall_error(
+    module: PtxModule, error: ResourceError, taken: Callable[[str], int]
+) -> ResourceError:
+    """The error at the role that is short of registers, with how many it lacks."""
+    found = shortfall.shortest(module.text, taken)
+    if found is None:
+        return error
+    section, needs = found
+    short = needs - section.budget
+    lacks = f"{short} short" if short > 0 else "and more beside products under way"
+    return ResourceError(
+        f"{error.message.splitlines()[0]}\n  the {section.role} has {section.budget} registers a "
+        f"thread, takes {needs} without a limit: {lacks}",
+        loc=source_loc(module.text, section.line),
+        hint="smaller tiles, more warpgroups with less each, or more registers for this role",
+    )
 
 
 def _loss_line(module: PtxModule, text: str) -> int | None:
