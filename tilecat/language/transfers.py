@@ -144,7 +144,7 @@ def load_async(
         cache: L2 priority: "evict_first", "evict_last", "evict_normal", or empty.
         multicast: ranks of the CTAs of the cluster that receive the tile, each at the same place
             and on its own mbarrier: a tuple of ints, or a mask (int or scalar) of bits. In a
-            pipeline, True: one for the whole cluster; "row" or "col": for a block row or column of it.
+            pipeline, True: one for the whole cluster; "row", "col": one for its row or column.
         part: loads only this one of `parts` equal parts of the tile's rows (of its columns, in
             column order); may be a run-time scalar, as the rank in the cluster.
         parts: see `part`.
