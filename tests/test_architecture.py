@@ -46,7 +46,7 @@ LAYERS = (
     ("driver",),
     ("pipeline",),
     ("kernels",),
-    ("gemm_call", "gemm_choice", "operators"),
+    ("gemm_groups", "gemm_call", "gemm_choice", "operators"),
     ("testing",),
     ("bench", "torch_ops", "tune"),
     ("cli",),

@@ -154,7 +154,7 @@ from .tiles import gl, inout, rt, rv, st, sv
 # isort: split
 # Kernels are written against the names above.
 from .kernels import epilogues
-from .operators import attention, matmul
+from .operators import attention, grouped_matmul, matmul
 
 __version__ = "0.1.0"
 
@@ -229,6 +229,7 @@ __all__ = [
     "grid_launch",
     "grid_wait",
     "grouped",
+    "grouped_matmul",
     "hasnan",
     "inline",
     "inout",

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from .errors import DTypeError, LayoutError
+from .gemm_groups import Groups
 from .kernels import epilogues
 from .kernels.epilogues import Step
 from .runtime.arrays import ITEM_BYTES, ArrayView, empty, view
@@ -58,6 +59,7 @@ class Options:
     scales: tuple[Any, Any]
     second: Any
     epilogue: Any
+    groups: Groups | None = None
 
 
 def prepare(a: Any, b: Any, out: Any, options: Options) -> GemmCall:
@@ -68,7 +70,8 @@ def prepare(a: Any, b: Any, out: Any, options: Options) -> GemmCall:
         DTypeError: dtypes that are not multiplied, or stored.
     """
     left, right = view(a), view(b)
-    shape = _shape(left, right)
+    groups = options.groups
+    shape = _shape(left, right) if groups is None else groups.shape(left, right)
     dtype = _dtypes(left, right, out, options.out_dtype)
     out = _output(a, out, shape, dtype, options.beta)
     m, k = left.shape[-2:]
@@ -76,15 +79,18 @@ def prepare(a: Any, b: Any, out: Any, options: Options) -> GemmCall:
     first = _second(options, right)
     blocks = _block_scales(options.scales, left, right)
     params: dict[str, Any] = {"second": bool(first), "block_scales": bool(blocks)}
+    params["groups"] = groups is not None
     chain = [] if blocks else _scale_steps(options.scales, left, right)
     chain += _factor("alpha", options.alpha, epilogues.scale, 1)
     chain += _factor("beta", options.beta, epilogues.add_out, 0)
     chain += _chain(options.epilogue, 1 + params["second"])
     params["epilogue"] = tuple(Step(function, len(args)) for function, *args in chain)
     args = (*first, *blocks, *(arg for _, *args in chain for arg in args))
-    # Axes of a tensor that a step takes are matched with those of the batch: it stays as it is.
-    merge = all(len(getattr(arg, "shape", ())) < 2 for arg in args)
-    arrays = _planes(shape[:-2], (_k_last(a, left, 1), _k_last(b, right, 2), out), merge)
+    arrays = (_k_last(a, left, 1), _k_last(b, right, 2), out)
+    if groups is None:
+        # Axes of a tensor that a step takes are matched with those of the batch: it stays.
+        merge = all(len(getattr(arg, "shape", ())) < 2 for arg in args)
+        arrays = _planes(shape[:-2], arrays, merge)
     return GemmCall(out, arrays, args, params, (m, n, k), math.prod(shape[:-2]))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -12,6 +13,7 @@ from .binding import bind
 from .errors import LayoutError
 from .gemm_call import HALVES, GemmCall, Options, prepare
 from .gemm_choice import Problem, choose
+from .gemm_groups import Groups
 from .kernels.attention import attention as attention_kernel
 from .kernels.gemm import matmul as matmul_kernel
 from .runtime import deferred
@@ -88,6 +90,56 @@ def matmul(
         left, right, product = (x.swapaxes(-1, -2) for x in arrays)
         arrays = right, left, product
     matmul_kernel(*arrays, *call.args, **params, **call.params)
+    return call.out
+
+
+def grouped_matmul(
+    a: Any, b: Any, out: Any = None, *, ends: Any = None, counts: Any = None, **options: Any
+) -> Any:
+    """`out[rows of e] = a[rows of e] @ b[e]` for each group e, as in a mixture of experts.
+
+    How many rows a group has is read on the device: nothing waits, and no number of rows compiles.
+
+    Args:
+        a: with ends [M, K], the groups' rows one after another; with counts [E, M, K], of which
+            each group uses the first. Dtypes and orders as in `tc.matmul`.
+        b: [E, K, N].
+        out: [M, N], or [E, M, N] with counts; rows that are no group's are not written. None to
+            allocate it.
+        ends: s32 [E], ascending: the row behind each group; the last is M.
+        counts: s32 [E]: rows of each group, 0 to M.
+        options: `out_dtype`, `alpha`, `beta`, scales, `second`, `epilogue` of `tc.matmul`. Tensors
+            of epilogues may have E in front, as b has ([E, N] of a bias), and scales of b do.
+
+    Returns:
+        out.
+
+    Raises:
+        LayoutError: shapes that do not fit; ends or counts that do not add up, of CPU arrays. Of
+            CUDA arrays what lies beyond a is ignored, since nothing waits for them.
+        DTypeError: dtypes that are not multiplied; ends or counts of another dtype than s32.
+
+    Example: `y = tc.grouped_matmul(x, w, ends=ends)`
+    """
+    if (ends is None) == (counts is None):
+        raise LayoutError(f"grouped_matmul: takes ends or counts, got {ends=} and {counts=}")
+    known = {"out_dtype": None, "alpha": 1.0, "beta": 0.0, "scale_a": None, "scale_b": None,
+             "second": None, "epilogue": ()}  # fmt: skip
+    if unknown := set(options) - set(known):
+        raise LayoutError(
+            f"grouped_matmul: no option {', '.join(sorted(unknown))}",
+            hint=f"there are {', '.join(known)}",
+        )
+    given = {**known, **options}
+    scales = given.pop("scale_a"), given.pop("scale_b")
+    groups = Groups(counts if ends is None else ends, ends is not None)
+    call = prepare(a, b, out, Options(scales=scales, groups=groups, **given))
+    if 0 in view(call.out).shape:
+        return call.out
+    params = choose(replace(_problem(call), halves=False))  # measured for one matrix alone
+    params = {**params, "stages": min(params["stages"], 4)} if call.params["second"] else params
+    plan = groups.plan(call.extents[0], params["tile_m"])
+    matmul_kernel(*call.arrays, *plan, *call.args, **params, **call.params)
     return call.out
 
 

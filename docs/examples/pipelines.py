@@ -264,7 +264,8 @@ OPERATORS = Family(
     "Ready-made operators",
     "On NumPy arrays and CPU tensors they run on the PTX machine, on CUDA tensors on the GPU.",
     ("matmul", "epilogues", *(f"epilogues.{name}" for name in READY),
-     *(f"at.{name}" for name in ("tile", "row_vector", "col_vector", "scalar")), "attention"),
+     *(f"at.{name}" for name in ("tile", "row_vector", "col_vector", "scalar")),
+     "grouped_matmul", "attention"),
     (
         E("matmul", "a = np.ones((70, 40), np.float16)\nc = tc.matmul(a, a.T)", "(c == 40).all()"),
         E("epilogues epilogues.bias epilogues.gelu", """
@@ -292,6 +293,11 @@ x, mask = np.ones((70, 40), np.float16), np.zeros((70, 70), np.float16)
 rows, cols = np.ones(70, np.float32), np.zeros(70, np.float32)
 y = tc.matmul(x, x.T, epilogue=((mine, mask, rows, cols, 3.0),))
 """, "(y == 3).all()"),
+        E("grouped_matmul", """
+x = np.ones((70, 40), np.float16)
+w = np.ones((3, 40, 64), np.float16) * np.arange(3, dtype=np.float16)[:, None, None]
+y = tc.grouped_matmul(x, w, ends=np.array([30, 30, 70], np.int32))
+""", ("(y[:30] == 0).all()", "(y[30:] == 80).all()")),
         E("attention", "q = np.ones((1, 2, 70, 32), np.float16)\no = tc.attention(q, q, q)",
           "np.allclose(o, 1, rtol=1e-3)"),
     ),

@@ -19,8 +19,8 @@ from tilecat.errors import TileError
 
 # Not functions of values: they take Python functions or arrays, or are statements.
 OTHERS = {
-    "KernelFunction", "attention", "batched", "inline", "kernel", "lcf", "lcsf", "matmul",
-    "one_thread", "otherwise", "range", "require", "require_extent", "roles", "warpgroup",
+    "KernelFunction", "attention", "batched", "grouped_matmul", "inline", "kernel", "lcf", "lcsf",
+    "matmul", "one_thread", "otherwise", "range", "require", "require_extent", "roles", "warpgroup",
     "warps", "when",
 }  # fmt: skip
 WIDE = rt[f32, 64, 64]

@@ -39,6 +39,7 @@ class Where:
         col: of its first element.
         rows: extent of the tile.
         cols: extent of the tile.
+        last: the row behind those of the tile's group, or None: others write what follows.
     """
 
     out: Any
@@ -47,10 +48,14 @@ class Where:
     col: Any
     rows: int
     cols: int
+    last: Any = None
 
     def tile(self, tensor: Any) -> Any:
         """The elements of a tensor [..., M, N] at this place, as an f32 tile."""
-        place = tensor.at(*plane(tensor, self.out, self.batch, "MN"), self.row, self.col)
+        lead = plane(tensor, self.out, self.batch, "MN")
+        if tensor is self.out and self.last is not None:
+            tensor = tensor[*(slice(None) for _ in lead), : self.last, :]
+        place = tensor.at(*lead, self.row, self.col)
         return tc.regroup(tc.cast(tc.load(place, rt[tensor.dtype, self.rows, self.cols]), f32))
 
     def row_vector(self, tensor: Any) -> Any:
@@ -86,7 +91,7 @@ def plane(tensor: Any, out: Any, batch: tuple[Any, ...], inner: str) -> tuple[An
     for axis, name in enumerate(inner, count):
         if name in "MN":
             tc.require_extent(tensor, axis, out, out.rank - 2 + "MN".index(name))
-    for axis in range(count):
+    for axis in range(count if out.rank == len(batch) + 2 else 0):  # else: groups of rows
         tc.require_extent(tensor, axis, out, len(batch) - count + axis, or_one=True)
     coords = batch[len(batch) - count :]
     return tuple(minimum_of(c, tensor.size(axis) - 1) for axis, c in enumerate(coords))
@@ -102,7 +107,7 @@ class Step:
 
 def apply(
     steps: tuple[Step, ...], args: tuple[Any, ...], sums: tuple[Any, ...], out: Any,
-    place: tuple[Any, ...],
+    place: Callable[[], tuple[Any, ...]], last: Any = None,
 ) -> Any:  # fmt: skip
     """The tile to store: the steps on a consumer's sums, panel by panel of columns.
 
@@ -111,30 +116,31 @@ def apply(
         args: run-time arguments of all the steps.
         sums: accumulators of one shape: one, or two for a gated product.
         out: the output tensor.
-        place: of the whole tile in it: coordinates of its plane, then tile coordinates.
+        place: of the whole tile in it: coordinates of its plane, then of its first element.
+        last: the row behind those of the tile's group, if it has one.
     """
     acc, dtype = sums[0], out.dtype
     if not steps and (acc.dtype == dtype or acc.dtype == f32 and dtype.bits == 16):
         return acc
     rows, cols = acc.type.shape
-    *batch, row, col = place
+    *batch, row, col = place()
     kind = dtype if dtype.bits == 16 and acc.dtype != f32 else f32
     result = acc if acc.dtype == f32 else tc.empty(rt[kind, rows, cols])
     for first in range(0, cols, PANEL):
-        last = min(first + PANEL, cols)
-        at = Where(out, tuple(batch), row * rows, col * cols + first, rows, last - first)
-        values = tuple(tc.cast(x[:, first:last], f32) for x in sums)
+        stop = min(first + PANEL, cols)
+        at = Where(out, tuple(batch), row, col + first, rows, stop - first, last)
+        values = tuple(tc.cast(x[:, first:stop], f32) for x in sums)
         used = 0
         for step in steps:
             x = step.function(*values, at, *args[used : used + step.count])
-            shape = (rows, last - first)
+            shape = (rows, stop - first)
             tc.require(
                 isinstance(x, RegTile) and x.type.shape == shape,
                 f"epilogue: a step gives a register tile of {shape[0]} x {shape[1]}, got {x!r} "
                 f"from {getattr(step.function, '__name__', step.function)}",
             )
             values, used = (tc.cast(x, f32),), used + step.count
-        result[:, first:last] = tc.cast(values[0], kind)
+        result[:, first:stop] = tc.cast(values[0], kind)
     return result if dtype == f32 or dtype.bits == 16 else tc.regroup(tc.cast(result, dtype))
 
 

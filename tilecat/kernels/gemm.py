@@ -7,6 +7,7 @@ from tilecat import DTypeVar, bf16, e4m3, e5m2, f16, f32, gl, inout, rt, rv, s8,
 
 from . import epilogues
 from .epilogues import plane
+from .groups import in_groups, store_rows
 
 TA = DTypeVar("TA", bf16, f16, f32, e4m3, e5m2, s8)
 TB = DTypeVar("TB", bf16, f16, f32, e4m3, e5m2, s8)
@@ -36,43 +37,71 @@ def order_of(tensor, k_last):
     return k_last
 
 
-def scaled_sums(pipe, acc, a, b, scale_of):
-    """Acc = the sum over steps of scale(task, k) * (A @ B of step k), added in f32.
+def tasks_of(A, B, C, args, *, tile_m, tile_n, group, cluster, groups):
+    """The order of tiles, and the arguments that are left."""
+    if groups:
+        table, total, *args = args
+        return in_groups(table, total, tc.cdiv(B.cols, tile_n), rows=group), args
+    tasks = tc.grouped(tc.cdiv(A.rows, tile_m), tc.cdiv(B.cols, tile_n),
+                       rows=group, cluster=cluster)  # fmt: skip
+    return tc.batched(tasks, *(C.size(axis) for axis in range(C.rank - 2))), args
+
+
+def scaled_sums(pipe, acc, a, b, args, C, place_of):
+    """`acc = sum over steps of scale_a scale_b (A @ B of the step)`, added in f32.
 
     The tensor cores sum FP8 products of one step, of which they keep about 14 bits.
+
+    Args:
+        pipe, acc, a, b: of the kernel.
+        args: scales of A [..., K/128, M] and of B [..., K/128, N/128], and others.
+        C: the output.
+        place_of: from a task to coordinates in C.
+
+    Returns:
+        the other arguments.
     """
     part = tc.empty(rt[f32, *acc.type.shape])
+    scale_a, scale_b, *rest = args
+    cols = acc.type.cols
+    tc.require(a.kind.cols == BLOCK and BLOCK % cols == 0, f"matmul: a step and a tile lie in one "
+               f"block of {BLOCK} x {BLOCK}, got tile_k={a.kind.cols}, tile_n={cols}")  # fmt: skip
 
     @pipe.consume
     def _(task, steps):
+        *batch, row, col = place_of(task)
+        lead_a, lead_b = (plane(x, C, batch, "K" + y) for x, y in ((scale_a, "M"), (scale_b, "B")))
         tc.fill(acc, 0.0)
         for k in tc.range(steps):
-            scale = scale_of(task, k)
+            rows = tc.load(scale_a.at(*lead_a, k, row), rv[f32, 64])
+            scale = rows * tc.load(scale_b.at(*lead_b, k, col // BLOCK), f32)
             a.wait()
             tc.mma_AB(part, a[pipe.consumer], b, accumulate=False)
             tc.mma_wait()
             a.release()
             tc.fma(part, scale, acc, out=acc)
 
+    return rest
+
 
 @tc.kernel
 def matmul(A: gl[TA, ..., "M", "K"], B: gl[TB, ..., "K", "N"], C: inout[TC, ..., "M", "N"], *args,
            tile_m=128, tile_n=256, tile_k=0, stages=4, group=8, cluster=1,
-           epilogue=(), second=False, block_scales=False):  # fmt: skip
+           epilogue=(), second=False, block_scales=False, groups=False):  # fmt: skip
     """C = epilogue(A @ B), fp32 sums (s32 of s8).
 
     Args:
         A, B, C: see `tc.matmul`.
-        args: with `second`, a second B; with `block_scales`, f32 scales of A [..., K/128, M] and of
-            B [..., K/128, N/128]; then the arguments of the epilogue's steps.
+        args: with `groups`, a table and a number of slots (`plan_groups`); with `second`, a second
+            B; with `block_scales`, f32 scales of A [..., K/128, M] and of B [..., K/128, N/128];
+            then the arguments of the epilogue's steps.
         epilogue: steps; with `second`, the first takes the tiles of both products.
     """
     n = tile_m // 64
     tile_k = tile_k or STEP_BYTES // A.dtype.nbytes
     tc.require(n > 0 and tile_m == 64 * n, f"matmul: tile_m is a multiple of 64, got {tile_m=}")
-    tasks = tc.grouped(tc.cdiv(A.rows, tile_m), tc.cdiv(B.cols, tile_n),
-                       rows=group, cluster=cluster)  # fmt: skip
-    tasks = tc.batched(tasks, *(C.size(axis) for axis in range(C.rank - 2)))
+    tasks, args = tasks_of(A, B, C, args, tile_m=tile_m, tile_n=tile_n, group=group,
+                           cluster=cluster, groups=groups)  # fmt: skip
     pipe = tc.lcf(consumers=n, stages=stages, tasks=tasks, steps=tc.cdiv(A.cols, tile_k),
                   cluster=cluster)  # fmt: skip
     (more, *args) = args if second else (None, *args)
@@ -83,26 +112,23 @@ def matmul(A: gl[TA, ..., "M", "K"], B: gl[TB, ..., "K", "N"], C: inout[TC, ...,
     acc = pipe.accumulator(s32 if A.dtype == s8 else f32, 64, tile_n)
     acc2 = pipe.accumulator(acc.dtype, 64, tile_n) if second else None
 
+    def place_of(task):
+        own = pipe.consumer * 64
+        row = task.first + own if groups else task.row * tile_m + own
+        return (*task.batch, row, task.col * tile_n)
+
     @pipe.load
     def _(task, k):
         for i in range(n):
-            tc.load_async(a[i], A[*plane(A, C, task.batch, "MK"), task.row * n + i, k])
+            lead = plane(A, C, task.batch, "MK")
+            rows = A.at(*lead, task.first + i * 64, k * tile_k) if groups else None
+            tc.load_async(a[i], rows or A[*lead, task.row * n + i, k])
         tc.load_async(b, B[*plane(B, C, task.batch, "KN"), k, task.col], multicast=True)
         if second:
             tc.load_async(b2, more[*plane(more, C, task.batch, "KN"), k, task.col])
 
     if block_scales:
-        scale_a, scale_b, *args = args
-        tc.require(tile_k == BLOCK and BLOCK % tile_n == 0, f"matmul: a step and a tile lie in one "
-                   f"block of {BLOCK} x {BLOCK}, got {tile_k=}, {tile_n=}")  # fmt: skip
-
-        def scale_of(task, k):
-            row, col = (task.row * n + pipe.consumer) * 64, task.col * tile_n // BLOCK
-            rows = tc.load(scale_a.at(*plane(scale_a, C, task.batch, "KM"), k, row), rv[f32, 64])
-            one = scale_b.at(*plane(scale_b, C, task.batch, "KB"), k, col)
-            return rows * tc.load(one, f32)
-
-        scaled_sums(pipe, acc, a, b, scale_of)
+        args = scaled_sums(pipe, acc, a, b, args, C, place_of)
     else:
 
         @pipe.compute
@@ -113,6 +139,9 @@ def matmul(A: gl[TA, ..., "M", "K"], B: gl[TB, ..., "K", "N"], C: inout[TC, ...,
 
     @pipe.finish
     def _(task):
-        place = (*task.batch, task.row * n + pipe.consumer, task.col)
-        sums = (acc, acc2) if second else (acc,)
-        c.store(C[place], epilogues.apply(epilogue, args, sums, C, place))
+        sums, last = (acc, acc2) if second else (acc,), task.last if groups else None
+        result = epilogues.apply(epilogue, args, sums, C, lambda: place_of(task), last)
+        if groups:
+            store_rows(c, C, place_of(task), last, result)
+        else:
+            c.store(C[*task.batch, task.row * n + pipe.consumer, task.col], result)
