@@ -147,6 +147,8 @@ from .language.vectors import (
     to_plain,
     to_row_vector,
 )
+from .pipeline.ragged import ragged
+from .pipeline.rows import rows
 from .pipeline.scheduler import Schedule, batched, grouped, row_major, sequence_first
 from .pipeline.templates import lcf, lcsf, roles
 from .tiles import gl, inout, rt, rv, st, sv
@@ -270,6 +272,7 @@ __all__ = [
     "prefetch",
     "print",
     "quantize",
+    "ragged",
     "random_bits",
     "range",
     "reduce_vector",
@@ -288,6 +291,7 @@ __all__ = [
     "row_min",
     "row_prod",
     "row_sum",
+    "rows",
     "rt",
     "rv",
     "s32",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tilecat.kernels import epilogues
 from tilecat.pipeline.output import Output
 from tilecat.pipeline.role import Role
+from tilecat.pipeline.rows import Rows
 from tilecat.pipeline.scratch import Scratch
 from tilecat.pipeline.slots import Slots
 from tilecat.pipeline.templates import Lcf, Lcsf, Roles
@@ -204,6 +205,43 @@ linear_attention(q, q, q, o, grid=1)
 """
 TWO_ROLES_CHECK = "all(np.allclose(o[r].astype(float), q[r] @ q[r].T.astype(float) @ q[r], " \
     "rtol=2**-7) for r in (slice(0, 64), slice(64, 128)))"
+ROWS = """
+@tc.kernel
+def rms_norm(X: gl[bf16, "M", "D"], W: gl[bf16, "D"], Y: gl[f32, "M", "D"], *, D):
+    rows = tc.rows(X.rows, warps=4)
+    kind = rv[f32, D, "plain"]                       # a row, spread over the lanes of a warp
+
+    @rows.start
+    def _():
+        return tc.load(W[0], kind)
+
+    @rows.load
+    def _(row):                                      # one row ahead of compute
+        return tc.load(X[row, 0], kind)
+
+    @rows.compute
+    def _(row, x, w):
+        mean = tc.reduce_vector("sum", x * x) * (1.0 / D)
+        tc.store(Y[row, 0], x * tc.rsqrt(mean) * w)
+
+x, y = np.full((37, 64), 3, bf16.numpy), np.zeros((37, 64), np.float32)
+rms_norm(x, np.full(64, 2, bf16.numpy), y, D=64, grid=2)
+"""
+RAGGED = """
+@tc.kernel
+def doubled(X: gl[f32, "T", 64], starts: gl[s32, "n"], Y: gl[f32, "T", 64]):
+    order = tc.ragged(starts, X.rows, chunk=64)
+    with tc.warpgroup():
+        for number in tc.range(tc.cta_id(), order.count, tc.num_ctas()):
+            task = order.task(number)
+            with tc.when(task.rows > 0):
+                x = tc.load(X[task.first :, :][task.chunk, 0], rt[f32, 64, 64])
+                tc.store(Y[task.first : task.last, :][task.chunk, 0], x * 2.0)
+
+x = np.ones((170, 64), np.float32)
+y = np.zeros_like(x)
+doubled(x, np.array([0, 100, 100, 170], np.int32), y, grid=2)
+"""
 PIPELINES = Family(
     "pipelines",
     "Pipelines and orders of tasks",
@@ -218,7 +256,8 @@ schedule gives.
      "pipe.turn", "input", "input.wait", "input.release", "scratch", "scratch.wait",
      "scratch.release", "output", "output.store", "lcsf", "stream", "stream.output",
      "stream.store", "stream.finish_store", "roles", "parts", "parts.role", "parts.ring", "role",
-     "role.compute", "Schedule", "row_major", "grouped",
+     "role.compute", "rows", "stream_rows", "stream_rows.start",
+     "stream_rows.load", "stream_rows.compute", "ragged", "Schedule", "row_major", "grouped",
      "batched", "sequence_first"),
     (
         E("lcf pipe pipe.input pipe.output pipe.accumulator pipe.load pipe.compute pipe.finish "
@@ -235,12 +274,16 @@ schedule gives.
         E("roles parts parts.role parts.ring role role.compute", TWO_ROLES, TWO_ROLES_CHECK),
         E("batched",
           BATCHED, "(c.astype(float) == 40 * np.arange(1, 4)[:, None, None]).all()"),
+        E("rows stream_rows stream_rows.start stream_rows.load stream_rows.compute", ROWS,
+          "np.allclose(y, 2)"),
+        E("ragged", RAGGED, "(y == 2).all()"),
         E("sequence_first", ATTENTION_TASKS, "(y == 2).all()"),
     ),
     objects={"pipe": Lcf, "input": Slots, "scratch": Scratch, "output": Output, "stream": Lcsf,
-             "parts": Roles, "role": Role},
+             "parts": Roles, "role": Role, "stream_rows": Rows},
     notes={"pipe": Lcf.__doc__ or "", "input": Slots.__doc__ or "",
            "stream": Lcsf.__doc__ or "", "parts": Roles.__doc__ or "", "role": Role.__doc__ or "",
+           "stream_rows": Rows.__doc__ or "",
            "scratch": Scratch.__doc__ or "", "output": Output.__doc__ or ""},
 )  # fmt: skip
 

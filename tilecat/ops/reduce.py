@@ -49,7 +49,7 @@ def scratch_bytes(kind: RegTileType | RegVecType, axis: str) -> int:
     if kind.warps == 1:
         return 0
     if isinstance(kind, RegVecType):
-        return 4 * kind.warps if kind.axis == "row" else 0
+        return 4 * kind.warps if kind.axis != "col" else 0
     vector = kind.vector(axis)
     return 4 * kind.warps * vector.length if vector.axis == "col" else 0
 
@@ -210,7 +210,7 @@ class ReduceVector(Op):
 
     Args:
         name: a row of REDUCTIONS.
-        vector: a whole row or column vector.
+        vector: a whole row or column vector, or a plain one.
         scratch: shared memory where the result crosses warps.
     """
 
@@ -222,8 +222,15 @@ class ReduceVector(Op):
     def infer(self) -> tuple[TileType, ...]:
         """A scalar of the vector's dtype."""
         kind = self.vector.type
-        if not isinstance(kind, RegVecType) or kind.partial or kind.axis == "plain":
-            raise LayoutError(f"{self.name}: wanted a whole row or column vector, got {kind}")
+        if not isinstance(kind, RegVecType) or kind.partial:
+            raise LayoutError(f"{self.name}: wanted a whole vector, got {kind}")
+        if kind.axis == "plain" and kind.length % kind.layout.threads:
+            threads = kind.layout.threads
+            raise LayoutError(
+                f"{self.name}: a plain vector is a multiple of {threads} long, got {kind}",
+                hint=f"rv[{kind.dtype.name}, {-(-kind.length // threads) * threads}, \"plain\"], "
+                "loaded with what leaves the result alone beyond its end",
+            )
         return (ScalarType(kind.dtype),)
 
     def effects(self) -> tuple[Effect, ...]:
@@ -245,7 +252,8 @@ class ReduceVector(Op):
         row, result = REDUCTIONS[self.name], w.define(self.result)
         opcode = row.opcode(kind.dtype.is_float)
         combine(w, row, kind.dtype.is_float, w.regs(self.vector), result)
-        exchange(w, opcode, result, COLUMN_LANES if kind.axis == "row" else QUAD_LANES)
+        lanes = {"row": COLUMN_LANES, "col": QUAD_LANES, "plain": (*QUAD_LANES, *COLUMN_LANES)}
+        exchange(w, opcode, result, lanes[kind.axis])
         if self.scratch is not None:
             self._across(w, opcode, register_kind(kind.dtype), result)
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR
+from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR, CO_VARARGS
 from types import FunctionType
 from typing import Any
 
 from ..builder import current
 from ..errors import Loc, ScopeError
 
-Hole = Callable[..., None]
+Hole = Callable[..., Any]
+ANY_NUMBER = ("rows_compute",)
 ARGUMENTS = {
     "begin": ("task",), "load": ("task", "step"), "start": ("task",),
     "compute": ("task", "step"), "consume": ("task", "steps"), "finish": ("task",),
     "store": ("task", "step"), "finish_store": ("task",),
+    "rows_start": (), "rows_load": ("row",), "rows_compute": (),
 }  # fmt: skip
 
 
@@ -41,7 +43,7 @@ class Holes:
         Raises:
             ScopeError: not a plain function of the hole's arguments, or the hole is filled.
         """
-        what = f"{self.owner}.{name}"
+        what = f"{self.owner}.{_shown(name)}"
         if not isinstance(hole, FunctionType):
             raise ScopeError(f"{what}: decorates a function, got {hole!r}")
         code = hole.__code__
@@ -50,7 +52,7 @@ class Holes:
             raise ScopeError(f"{what}: a hole is a plain function, without yield", loc=loc)
         wanted = ", ".join(ARGUMENTS[name])
         got, count = code.co_argcount + code.co_kwonlyargcount, len(ARGUMENTS[name])
-        if got != count or code.co_kwonlyargcount:
+        if (got != count and name not in ANY_NUMBER) or code.co_kwonlyargcount:
             raise ScopeError(
                 f"{what}: the hole takes {count} arguments ({wanted}), got {got}",
                 loc=loc,
@@ -65,12 +67,25 @@ class Holes:
         self.filled[name] = (hole, loc)
         return hole
 
-    def call(self, name: str, *args: Any) -> None:
-        """Traces a hole where it stands; nothing for one that is not filled."""
-        if name in self.filled:
-            hole, loc = self.filled[name]
-            with current().located(loc):
-                hole(*args)
+    def call(self, name: str, *args: Any) -> Any:
+        """Traces a hole where it stands, and gives what it returns; None for one not filled.
+
+        Raises:
+            ScopeError: a hole for any number of arguments takes another number.
+        """
+        if name not in self.filled:
+            return None
+        hole, loc = self.filled[name]
+        assert isinstance(hole, FunctionType), "checked in fill"
+        takes = hole.__code__.co_argcount
+        if takes != len(args) and not hole.__code__.co_flags & CO_VARARGS:
+            raise ScopeError(
+                f"{self.owner}.{_shown(name)}: gets {len(args)} arguments, the row and what load "
+                f"and start have returned, got a hole of {takes}",
+                loc=loc,
+            )
+        with current().located(loc):
+            return hole(*args)
 
     def require(self, name: str, loc: Loc | None) -> None:
         """Refuses a template with a hole left open.
@@ -80,6 +95,11 @@ class Holes:
         """
         if name not in self.filled:
             raise ScopeError(
-                f"{self.template}: the hole `{name}` is not filled", loc=loc,
-                hint=f"@{self.owner}.{name}",
+                f"{self.template}: the hole `{_shown(name)}` is not filled", loc=loc,
+                hint=f"@{self.owner}.{_shown(name)}",
             )  # fmt: skip
+
+
+def _shown(name: str) -> str:
+    """What users call a hole: those of the row template have a prefix here."""
+    return name.removeprefix("rows_")
