@@ -126,6 +126,35 @@ def product(a: np.ndarray, b: np.ndarray, *, gpu: bool = False) -> Chain:
     return Chain(x @ y, error)
 
 
+def scaled_by_blocks(
+    a: np.ndarray, b: np.ndarray, scale_a: np.ndarray, scale_b: np.ndarray, *, gpu: bool = False
+) -> Chain:
+    """The sum over blocks of 128 of K of their products, each times the scales of its block."""
+    k, n = a.shape[-1], b.shape[-1]
+    columns = np.repeat(scale_b.astype(np.float64), 128, -1)[..., :n]
+    shape = (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], n)
+    whole = Chain(np.zeros(shape), np.zeros(shape))
+    for block, first in enumerate(range(0, k, 128)):
+        inner = slice(first, first + 128)
+        part = product(a[..., inner], b[..., inner, :], gpu=gpu)
+        part.times(scale_a[..., block, None].astype(np.float64))
+        part.times(columns[..., block, None, :])
+        whole.plus(part.value)
+        whole.error = whole.error + part.error
+    return whole
+
+
+def gated(a: np.ndarray, b: np.ndarray, c: np.ndarray, *, gpu: bool = False) -> Chain:
+    """silu(A @ B) * (A @ C)."""
+    gate, found = product(a, b, gpu=gpu), product(a, c, gpu=gpu)
+    gate.through(silu, 1.2)
+    error = gate.error * np.abs(found.value) + found.error * np.abs(gate.value)
+    error = error + gate.error * found.error
+    found.times(gate.value)
+    found.error = error + F32 * np.abs(found.value)
+    return found
+
+
 def _steps(rng: np.random.Generator, shape: tuple[int, ...], chain: Chain) -> list[Any]:
     """Some steps, taken by the reference as well."""
     made: list[Any] = []

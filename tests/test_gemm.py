@@ -185,21 +185,6 @@ def test_an_output_may_not_be_an_operand():
 # ---- two products, scales of blocks
 
 
-def scaled_by_blocks(a, b, scale_a, scale_b) -> gemm_cases.Chain:
-    """The sum over blocks of 128 of K of their products, each times the scales of its block."""
-    m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
-    columns = np.repeat(scale_b.astype(np.float64), 128, -1)[..., :n]
-    shape = (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), m, n)
-    whole = gemm_cases.Chain(np.zeros(shape), np.zeros(shape))
-    for block, first in enumerate(range(0, k, 128)):
-        part = gemm_cases.product(a[..., first : first + 128], b[..., first : first + 128, :])
-        part.times(scale_a[..., block, None].astype(np.float64))
-        part.times(columns[..., block, None, :])
-        whole.plus(part.value)
-        whole.error = whole.error + part.error
-    return whole
-
-
 @pytest.mark.parametrize(
     ("m", "n", "k"), [(200, 208, 300), (1, 16, 128), (130, 300, 1), (64, 400, 520)], ids=str
 )
@@ -213,7 +198,7 @@ def test_scales_of_blocks(batch, m, n, k):
     scale_b = rng.uniform(0.5, 2, (*batch, blocks, wide)).astype(np.float32)
     out = np.full((*batch, m, n), np.nan, BF16)
     tc.matmul(a, b, out, scale_a=scale_a, scale_b=scale_b)
-    close(out, scaled_by_blocks(a, b, scale_a, scale_b))
+    close(out, gemm_cases.scaled_by_blocks(a, b, scale_a, scale_b))
 
 
 def test_scales_of_blocks_come_in_pairs_and_with_fp8():
@@ -234,11 +219,7 @@ def test_gated_product(dtype, m, n, k):
     b, c = (gemm_cases.numbers(rng, (k, n), dtype, "row") for _ in range(2))
     out, bias = np.full((m, n), np.nan, BF16), np.ones(n, np.float32)
     tc.matmul(a, b, out, second=c, epilogue=(E.swiglu, (E.bias, bias)))
-    gate, wanted = gemm_cases.product(a, b), gemm_cases.product(a, c)
-    gate.through(gemm_cases.silu, 1.2)
-    error = gate.error * np.abs(wanted.value) + wanted.error * np.abs(gate.value)
-    wanted.times(gate.value)
-    wanted.error = error + gemm_cases.F32 * np.abs(wanted.value)
+    wanted = gemm_cases.gated(a, b, c)
     wanted.plus(1.0)
     close(out, wanted)
 

@@ -7,7 +7,7 @@ from tilecat import DTypeVar, bf16, e4m3, e5m2, f16, f32, gl, inout, rt, rv, s8,
 
 from . import epilogues
 from .epilogues import plane
-from .groups import in_groups, store_rows
+from .groups import in_groups
 
 TA = DTypeVar("TA", bf16, f16, f32, e4m3, e5m2, s8)
 TB = DTypeVar("TB", bf16, f16, f32, e4m3, e5m2, s8)
@@ -104,7 +104,7 @@ def matmul(A: gl[TA, ..., "M", "K"], B: gl[TB, ..., "K", "N"], C: inout[TC, ...,
                            cluster=cluster, groups=groups)  # fmt: skip
     pipe = tc.lcf(consumers=n, stages=stages, tasks=tasks, steps=tc.cdiv(A.cols, tile_k),
                   cluster=cluster)  # fmt: skip
-    (more, *args) = args if second else (None, *args)
+    more, *args = args if second else (None, *args)
     a = pipe.input(st[multiplied_as(A), 64, tile_k, order_of(A, "row")], count=n)
     b = pipe.input(st[multiplied_as(B), tile_k, tile_n, order_of(B, "col")])
     b2 = pipe.input(st[multiplied_as(B), tile_k, tile_n, order_of(more, "col")]) if second else None
@@ -139,9 +139,9 @@ def matmul(A: gl[TA, ..., "M", "K"], B: gl[TB, ..., "K", "N"], C: inout[TC, ...,
 
     @pipe.finish
     def _(task):
-        sums, last = (acc, acc2) if second else (acc,), task.last if groups else None
+        sums, last = (acc, acc2)[: 1 + second], task.last if groups else None
         result = epilogues.apply(epilogue, args, sums, C, lambda: place_of(task), last)
         if groups:
-            store_rows(c, C, place_of(task), last, result)
+            c.store(C[*task.batch[: C.rank - 2], :last, :].at(*place_of(task)[1:]), result)
         else:
             c.store(C[*task.batch, task.row * n + pipe.consumer, task.col], result)

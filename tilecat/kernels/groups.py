@@ -71,22 +71,3 @@ def in_groups(table: Any, total: Any, cols: Any, *, rows: int) -> tc.Schedule:
         return (*coords.items(), ("batch", (group,)), ("first", first), ("last", last))
 
     return tc.Schedule("groups", tasks.count, locate)
-
-
-def store_rows(output: Any, out: Any, place: tuple[Any, ...], last: Any, tile: Any) -> None:
-    """`out[*lead, row:last, col:] = tile`: by TMA, or by threads where the tile is cut.
-
-    Args:
-        output: the pipeline's.
-        out: the tensor, of rank 2, or with the group in front.
-        place: group, row and column.
-        last: the row behind those of the group.
-        tile: registers.
-    """
-    *group, row, col = place
-    lead = group[: out.rank - 2]
-    with tc.when(row + 64 <= last):
-        output.store(out.at(*lead, row, col), tile)
-    with tc.otherwise():
-        tc.store_wait(0)  # TMA may still read the buffers
-        output.store(out[*lead, :last, :].at(row, col), tile)
