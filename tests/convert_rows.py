@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from table import EVERY, FLOATS, ORDERS, Row
+from table import EVERY, FLOATS, ORDERS, SCOPES, Row
 
 import tilecat as tc
 from tilecat import e4m3, e5m2, f32, s8, s32, u8
@@ -44,13 +44,7 @@ def quantized(dtype: DType, per: str) -> tuple[Any, Any]:
 
     def body(k: Any) -> Any:
         q, scale = tc.quantize(k.x, dtype, per=per)
-        back = tc.cast(q, f32)
-        if per != "block":
-            return back * scale
-        for index, part in enumerate(scale):
-            view = back[:, 128 * index : 128 * (index + 1)]
-            tc.mul(view, part, out=view)
-        return back
+        return tc.dequantize(q, scale if isinstance(scale, tuple) else (scale,))
 
     def reference(k: Any) -> Any:
         x = k.x
@@ -60,6 +54,7 @@ def quantized(dtype: DType, per: str) -> tuple[Any, Any]:
             top = abs(x).max(1, keepdims=True)
         else:
             blocks = abs(x).reshape(x.shape[0], -1, 128).max(2)
+            blocks = blocks if per == "block" else blocks.max(0, keepdims=True)
             top = np.repeat(blocks, 128, 1)
         scale = (np.float32(top) * np.float32(1 / dtype.max_value)).astype(np.float64)
         return dtype.round(np.float64(np.float32(x / scale)), saturate=True) * scale
@@ -69,13 +64,71 @@ def quantized(dtype: DType, per: str) -> tuple[Any, Any]:
 
 # An element at a tie of the quantised type may go either way: one unit of the last place.
 STEP = {"e4m3": 2.0**20, "e5m2": 2.0**21, "s8": 2.0**17}
-WIDE = ((64, 128), (64, 256))
+SHAPES = {"block": ((64, 128), (64, 256)), "square": ((128, 128),)}
 QUANTIZED = tuple(
     Row(f"quantize {dtype} per {per}", *quantized(dtype, per), (f32, bf16, f16), out=f32,
         ulps=STEP[dtype.name], floor=0 if dtype.is_float else lambda k: abs(k.x).max(),
-        shapes=WIDE if per == "block" else ((64, 32), (64, 128)),
-        orders=("row",) if per == "block" else ORDERS)
-    for dtype in (e4m3, e5m2, s8) for per in ("tile", "row", "block")
+        shapes=SHAPES.get(per, ((64, 32), (64, 128))),
+        scopes=("warpgroup",) if per == "square" else SCOPES,
+        orders=("row",) if per in SHAPES else ORDERS)
+    for dtype in (e4m3, e5m2, s8) for per in ("tile", "row", "block", "square")
+)  # fmt: skip
+
+
+def in_blocks(x: np.ndarray, size: int) -> np.ndarray:
+    """The absmax of each block of columns, at each of its elements, f32."""
+    tops = abs(x).reshape(x.shape[0], -1, size).max(2)
+    return np.repeat(tops, size, 1).astype(np.float32)
+
+
+def microscaled(dtype: DType) -> tuple[Any, Any]:
+    """Body and reference of an MX format, there and back; scales through their codes."""
+
+    def body(k: Any) -> Any:
+        q, scales = tc.quantize_mx(k.x * 4.0, dtype)
+        scales = tuple(tc.scale_values(tc.scale_codes(scale)) for scale in scales)
+        return tc.dequantize(q, scales, None if dtype.bits == 8 else dtype)
+
+    def reference(k: Any) -> Any:
+        x = np.float32(k.x * 4).astype(np.float64)
+        largest = int(np.floor(np.log2(dtype.max_value)))
+        _, exponent = np.frexp(in_blocks(x, 32))
+        scale = 2.0 ** np.clip(exponent - 1.0 - largest, -127, 127)
+        return dtype.round(x / scale, saturate=True) * scale
+
+    return body, reference
+
+
+def nvfp4(k: Any) -> Any:
+    """Reference of NVFP4, each step rounded to f32 as the tile ops are."""
+    x, one = np.float32(k.x), np.float32
+    whole = one(abs(x).max()) * one(1 / 2688)
+    scale = np.maximum(in_blocks(x, 16) * one(1 / 6) / whole, one(2**-6))
+    scale = e4m3.round(scale.astype(np.float64), saturate=True).astype(np.float32) * whole
+    return e2m1.round((x / scale).astype(np.float64), saturate=True) * scale
+
+
+def kept(quantize: Any) -> Any:
+    """A body that gives its operand back, after quantising it."""
+
+    def body(k: Any) -> Any:
+        quantize(k.x)
+        return k.x
+
+    return body
+
+
+MICROSCALED = (
+    *(Row(f"{name} leaves its operand", kept(f), lambda k: k.x, (f32, bf16), shapes=((64, 128),),
+          orders=("row",))
+      for name, f in (("quantize", lambda x: tc.quantize(x, e4m3, per="block")),
+                      ("quantize_mx", lambda x: tc.quantize_mx(x, e2m1)),
+                      ("quantize_nvfp4", tc.quantize_nvfp4))),
+    *(Row(f"quantize_mx {d}", *microscaled(d), (f32, bf16, f16), out=f32,
+          shapes=((64, 32), (64, 96)), orders=("row",)) for d in (e4m3, e5m2, *CODES)),
+    Row("quantize_nvfp4", lambda k: tc.dequantize(*tc.quantize_nvfp4(k.x)[:2], e2m1)
+        * tc.quantize_nvfp4(k.x)[2], nvfp4, (f32, bf16, f16), out=f32, ulps=2,
+        shapes=((64, 16), (64, 80)), orders=("row",)),
 )  # fmt: skip
 
 
@@ -138,4 +191,4 @@ TRIANGULAR = tuple(
     )
 )  # fmt: skip
 
-ROWS = TRIANGULAR + QUANTIZED + NARROW + RANDOM + CASTS
+ROWS = TRIANGULAR + QUANTIZED + MICROSCALED + NARROW + RANDOM + CASTS

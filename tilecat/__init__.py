@@ -88,7 +88,18 @@ from .language.matrix import (
     transpose,
 )
 from .language.memory import load, shared, store
-from .language.quantize import decode, encode, pack4, quantize, unpack4
+from .language.quantize import (
+    decode,
+    dequantize,
+    encode,
+    pack4,
+    quantize,
+    quantize_mx,
+    quantize_nvfp4,
+    scale_codes,
+    scale_values,
+    unpack4,
+)
 from .language.random import dropout, random_bits, uniform
 from .language.reductions import (
     col_absmax,
@@ -208,6 +219,7 @@ __all__ = [
     "cumsum",
     "decay_tile",
     "decode",
+    "dequantize",
     "device_assert",
     "dropout",
     "DType",
@@ -272,6 +284,8 @@ __all__ = [
     "prefetch",
     "print",
     "quantize",
+    "quantize_mx",
+    "quantize_nvfp4",
     "ragged",
     "random_bits",
     "range",
@@ -296,6 +310,8 @@ __all__ = [
     "rv",
     "s32",
     "s8",
+    "scale_codes",
+    "scale_values",
     "Schedule",
     "ScopeError",
     "sequence_first",

@@ -59,13 +59,24 @@ Random numbers depend on the seed, the stream and the element's position alone (
 on the layout, the scope or the chip.
 """,
     tuple(
-        "quantize encode decode pack4 unpack4 random_bits uniform dropout tril_inverse "
+        "quantize dequantize quantize_mx quantize_nvfp4 scale_codes scale_values encode decode "
+        "pack4 unpack4 random_bits uniform dropout tril_inverse "
         "map_shared".split()
     ),
     (
         E("quantize",
           "q, scale = tc.quantize(x, tc.e4m3, per=\"row\")\ny = tc.cast(q, f32) * scale",
           "np.allclose(Y, X, rtol=2**-4, atol=1e-2)"),
+        E("quantize_mx dequantize scale_codes scale_values",
+          "codes, scales = tc.quantize_mx(x, tc.dtypes.e2m1)\n"
+          "stored = [tc.scale_codes(scale) for scale in scales]   # e8m0, what u8 memory takes\n"
+          "scales = tuple(tc.scale_values(code) for code in stored)\n"
+          "y = tc.dequantize(codes, scales, tc.dtypes.e2m1)",
+          "abs(Y - X).max() <= abs(X).max() / 4"),
+        E("quantize_nvfp4",
+          "codes, scales, whole = tc.quantize_nvfp4(x)\n"
+          "y = tc.dequantize(codes, scales, tc.dtypes.e2m1) * whole",
+          "abs(Y - X).max() <= abs(X).max() / 5"),
         E("encode decode", "y = tc.decode(tc.encode(x, tc.dtypes.e2m1), tc.dtypes.e2m1)",
           "set(np.unique(abs(Y))) <= {0, 0.5, 1, 1.5, 2, 3, 4, 6}"),
         E("pack4 unpack4",

@@ -32,6 +32,9 @@ OPERATIONS: tuple[tuple[str, Callable[[Any, Any], Any]], ...] = (
     ("div", lambda x, y: x / y),
     ("neg", lambda x, y: -x),
     ("conj", lambda x, y: x.conj() * y),
+    ("exp", lambda x, y: x.exp() if isinstance(x, tc.ComplexTile) else np.exp(x)),
+    ("accurate exp",
+     lambda x, y: x.exp(accurate=True) if isinstance(x, tc.ComplexTile) else np.exp(x)),
     ("scalars", lambda x, y: 2.0 * x - 1.5 + (3.0 - y) / 2.0),
 )
 

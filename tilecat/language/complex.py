@@ -13,6 +13,7 @@ from ..layouts.registers import PAIRS, SINGLES
 from ..ops.views import ViewRegisters, part_registers
 from ..tiles import RegTileType
 from .functions import cast
+from .maps import cos, exp, sin
 from .values import RegTile, RegVec, SharedTile
 
 
@@ -67,6 +68,17 @@ class ComplexTile:
     def abs2(self) -> Any:
         """`re**2 + im**2`, a real tile."""
         return self.re * self.re + self.im * self.im
+
+    def exp(self, *, accurate: bool = False) -> ComplexTile:
+        """`e**re (cos im + i sin im)`, with the errors of `tc.exp`, `tc.cos` and `tc.sin`.
+
+        Args:
+            accurate: as those functions take it.
+        """
+        size = exp(self.re, accurate=accurate)
+        return ComplexTile(
+            size * cos(self.im, accurate=accurate), size * sin(self.im, accurate=accurate)
+        )
 
     def __neg__(self) -> ComplexTile:
         return ComplexTile(-self.re, -self.im)

@@ -24,6 +24,7 @@ from .places import (
     Place,
     Steps,
     fits_vector,
+    half_register,
     held,
     narrow,
     owner,
@@ -287,7 +288,7 @@ class LoadGlobal(GlobalAccess):
         for index, register in enumerate(registers):
             mine = steps[per * index : per * (index + 1)]
             if self.kind.dtype != self.arg.type.dtype:
-                half = w.new("b16", "half")
+                half = half_register(w, element_dtype(self.arg))
                 self._load(w, place, mine[0], half)
                 widen(w, register, half, element_dtype(self.arg))
                 continue

@@ -293,7 +293,57 @@ SOFTPLUS = program(
 )
 
 # name -> operands, steps, formula with its error
+POWER_OF_TWO = program(
+    """
+    i = mov.b32 a
+    i = and.b32 i 0x7f800000
+    d = mov.b32 i
+    """
+)
+EXPONENT = program(
+    """
+    i = mov.b32 a
+    i = shr.u32 i 23
+    i = and.b32 i 255
+    d = cvt.rn.f32.s32 i
+    """
+)
+FROM_E8M0 = program(
+    """
+    i = cvt.rzi.s32.f32 a
+    p = setp.eq.s32 i 0
+    i = shl.b32 i 23
+    i = selp.b32 0x00400000 i p
+    d = mov.b32 i
+    """
+)
+# Four digits by integer arithmetic; below 2**-6 the last bit is 2**-9, that of numbers near 2**14.
+TO_E4M3 = program(
+    """
+    x = abs.f32 a
+    x = min.f32 x 448.0
+    i = mov.b32 x
+    ih = shr.u32 i 20
+    ih = and.b32 ih 1
+    i = add.s32 i ih
+    i = add.s32 i 0x7ffff
+    i = and.b32 i 0xfff00000
+    y = mov.b32 i
+    z = add.rn.f32 x 16384.0
+    z = sub.rn.f32 z 16384.0
+    p = setp.lt.f32 x 0.015625
+    y = selp.f32 z y p
+    y = copysign.f32 a y
+    p = setp.neu.f32 a a
+    d = selp.f32 a y p
+    """
+)
+
 PROGRAMS: dict[str, tuple[int, Steps, str]] = {
+    "power_of_two": (1, POWER_OF_TWO, "the largest power of two up to |a|; 0 for |a| < 2**-126"),
+    "exponent": (1, EXPONENT, "the exponent of a's power of two plus 127; 0 for |a| < 2**-126"),
+    "e8m0": (1, FROM_E8M0, "2**(a - 127) of whole numbers from 0 to 254"),
+    "to_e4m3": (1, TO_E4M3, "a rounded to e4m3 (nearest even, saturated), as an f32"),
     "exp_accurate": (1, EXP, "e**a, results below 2**-126 included; 1.01 ulp measured"),
     "log_accurate": (1, LOG, "ln a, subnormal a included; 1 ulp measured"),
     "tanh_accurate": (1, TANH, "tanh a; 2 ulp measured (ex2, rcp), 3 ulp on a GPU"),

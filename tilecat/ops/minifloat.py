@@ -183,7 +183,7 @@ class Nibbles(Op):
             raise LayoutError(f"{self.name}: wanted a u8 register tile in row order, got {kind}")
         run = kind.layout.fragment.run
         run, cols = (run // 2, kind.cols // 2) if self.name == "pack4" else (2 * run, 2 * kind.cols)
-        if run not in (1, 2, 4) or cols % 8:
+        if run not in (1, 2, 4, 8) or cols % (4 * run):
             raise LayoutError(
                 f"{self.name}: a lane has no pair of adjacent columns (or too many), got {kind}",
                 hint="tc.regroup(x) gives a tile the lanes of its dtype",

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..dtypes import DType, f32
+from ..dtypes import DType, f32, s32, u8
 from ..ir import TensorArg, Value
 from ..ptx import instructions as ptx
 from ..ptx import transfers
@@ -311,14 +311,24 @@ HALVES = {"bf16": "cvt.rn.bf16.f32", "f16": "cvt.rn.f16.f32"}
 
 
 def fits_vector(kind: TileType, dtype: object) -> bool:
-    """Whether a register vector takes elements of a dtype: its own, or halves as f32."""
+    """Whether a register vector takes elements of a dtype: its own, halves as f32, u8 as s32."""
     if not isinstance(kind, RegVecType):
         return False
+    if kind.dtype == s32 and dtype == u8:
+        return True
     return kind.dtype == dtype or kind.dtype == f32 and getattr(dtype, "name", "") in HALVES
 
 
+def half_register(w: Any, dtype: DType) -> str:
+    """A register for an element in memory that is narrower than the vector's."""
+    return str(w.new("b32" if dtype == u8 else "b16", "byte" if dtype == u8 else "half"))
+
+
 def widen(w: Any, register: str, half: str, dtype: DType) -> None:
-    """`register = half`, exact: a bf16 is the upper half of an f32."""
+    """`register = half`, exact: a bf16 is the upper half of an f32; a byte stays as it is."""
+    if dtype == u8:
+        w.line(ptx.alu("mov.b32", register, half))
+        return
     if dtype.name == "f16":
         w.line(ptx.alu("cvt.f32.f16", register, half))
         return
@@ -329,7 +339,9 @@ def widen(w: Any, register: str, half: str, dtype: DType) -> None:
 
 
 def narrow(w: Any, register: str, dtype: DType) -> str:
-    """A half rounded to nearest even from an f32 register."""
+    """A half rounded to nearest even from an f32 register; of an s32 its low byte."""
+    if dtype == u8:
+        return register
     half = w.new("b16", "half")
     w.line(ptx.alu(HALVES[dtype.name], half, register))
     return str(half)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..dtypes import DType
+from ..dtypes import DType, u8
 from ..errors import DTypeError, LayoutError
 from ..ir import (
     TILE_SCOPES,
@@ -26,7 +26,7 @@ from ..ptx import instructions as ptx
 from ..ptx import transfers
 from ..tiles import PeerType, RegVecType, SharedVecType, TileType, place_type
 from .global_memory import memory_kind
-from .places import fits_vector, held, lane_start, narrow, owner, widen
+from .places import fits_vector, half_register, held, lane_start, narrow, owner, widen
 
 
 @dataclass(eq=False)
@@ -118,9 +118,9 @@ class LoadVector(VectorMove):
             if self.dtype == self.kind.dtype:
                 w.line(load(suffix, register, place), pred=there)
                 continue
-            half = w.new("b16", "half")
-            w.line(ptx.alu("mov.b16", half, 0))
-            w.line(load("b16", half, place), pred=there)
+            half = half_register(w, self.dtype)
+            w.line(ptx.alu("mov.b32" if self.dtype == u8 else "mov.b16", half, 0))
+            w.line(load(suffix, half, place), pred=there)
             widen(w, register, half, self.dtype)
 
 
