@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import tilecat as tc
-from tilecat import bf16, f16, gemm_choice
+from tilecat import bf16, f16, gemm_choice, operators
 from tilecat.kernels.gemm import matmul as kernel
 from tilecat.tune.winners import winners
 
@@ -83,3 +83,21 @@ def test_thin_products_change_places_and_stay_right(dtype, layout, batch):
     assert replace(PROBLEM, m=16).turned
     assert not replace(PROBLEM, m=16, plain=False).turned
     assert not replace(PROBLEM, m=17).turned
+
+
+def test_an_epilogue_whose_registers_would_spill_gets_a_narrower_tile(monkeypatch):
+    tried = []
+
+    def kernel(*args, tile_n, **params):
+        tried.append(tile_n)
+        if tile_n > 64:
+            raise tc.ResourceError("assemble: registers must not spill to local memory")
+
+    monkeypatch.setattr(operators, "matmul_kernel", kernel)
+    monkeypatch.setattr(operators, "_num_sms", lambda device: 132)
+    a = np.zeros((4096, 64), bf16.numpy)
+    for _ in range(2):
+        tc.matmul(a, a.T, epilogue=tc.epilogues.relu)
+    assert tried[-2:] == [64, 64] and tried[0] > 64 and len(tried) <= 4
+    with pytest.raises(tc.ResourceError):
+        tc.matmul(a, a.T)

@@ -220,6 +220,14 @@ def _planes(
     batch: tuple[int, ...], given: tuple[Any, Any, Any], merge: bool
 ) -> tuple[Any, Any, Any]:
     """The arrays with as few leading axes as their strides allow; extent 1 where one broadcasts."""
+    if not batch:
+        return given
+    for x in given:
+        if not hasattr(x, "reshape"):
+            raise LayoutError(
+                f"matmul: batches are tensors that have views, got {type(x).__name__}",
+                hint="torch.from_dlpack(x), or numpy.asarray(x)",
+            )
     arrays = [_aligned(x, len(batch)) for x in given]
     axes = list(range(len(batch)))
     if merge:

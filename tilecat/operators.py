@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from .binding import bind
-from .errors import LayoutError
+from .errors import LayoutError, ResourceError
 from .gemm_call import HALVES, GemmCall, Options, prepare
 from .gemm_choice import Problem, choose
 from .gemm_groups import Groups
@@ -20,6 +20,7 @@ from .runtime import deferred
 from .runtime.arrays import ITEM_BYTES, ArrayView, empty, view
 
 HEAD_DIMS = (32, 64, 128)
+_widest: dict[Any, int] = {}  # columns of a tile whose epilogue's registers fit
 SCALES = (2.0**-149, float(np.finfo(np.float32).max))  # positive and finite in f32
 
 
@@ -82,15 +83,30 @@ def matmul(
     scales = scale_a, scale_b
     call = prepare(a, b, out, Options(out_dtype, alpha, beta, scales, second, epilogue))
     problem = _problem(call)
-    params = choose(problem)
-    if call.params["second"]:
-        params = {**params, "stages": min(params["stages"], 4)}
     arrays = call.arrays
     if problem.turned:
         left, right, product = (x.swapaxes(-1, -2) for x in arrays)
         arrays = right, left, product
-    matmul_kernel(*arrays, *call.args, **params, **call.params)
+    _launch(call, problem, arrays, call.args)
     return call.out
+
+
+def _launch(call: GemmCall, problem: Problem, arrays: tuple[Any, ...], args: tuple) -> None:
+    """Calls the kernel; with narrower tiles where the epilogue's registers would spill."""
+    steps = call.params["epilogue"]
+    key = problem, steps, *(view(x).dtype for x in arrays)
+    while True:
+        params = choose(replace(problem, widest=_widest[key]) if key in _widest else problem)
+        if call.params["second"]:
+            params = {**params, "stages": min(params["stages"], 4)}
+        try:
+            matmul_kernel(*arrays, *args, **params, **call.params)
+            return
+        except ResourceError as error:
+            narrower = params["tile_n"] // 2
+            if "spill" not in error.message or not steps or narrower < 64:
+                raise
+            _widest[key] = narrower
 
 
 def grouped_matmul(
@@ -146,6 +162,7 @@ def grouped_matmul(
 def _problem(call: GemmCall) -> Problem:
     m, n, k = call.extents
     left, right, out = map(view, call.arrays)
+    plain = hasattr(call.arrays[0], "swapaxes") and not (call.args or call.params["epilogue"])
     # Sums of s8 need registers twice where they become floats, as two sums of any type do.
     widest = 192 if left.dtype == "s8" and out.dtype != "s32" else 256
     return Problem(
@@ -154,7 +171,7 @@ def _problem(call: GemmCall) -> Problem:
         planes=call.planes, sms=_num_sms(left.device),
         widest=128 if call.params["second"] or call.params["block_scales"] else widest,
         halves=left.dtype in HALVES,
-        plain=not (call.args or call.params["epilogue"]) and ITEM_BYTES[out.dtype] > 1,
+        plain=plain and ITEM_BYTES[out.dtype] > 1,
     )  # fmt: skip
 
 
@@ -198,9 +215,7 @@ def attention(
         return (out, lse) if return_lse else out
     chosen = dim**-0.5 if scale is None else scale
     consumers = min(2 if dim == 128 else 3, max(1, math.ceil(length / 64)))
-    attention_kernel(
-        q, k, v, out, lse, chosen, consumers=consumers, pingpong=consumers == 3
-    )
+    attention_kernel(q, k, v, out, lse, chosen, consumers=consumers, pingpong=consumers == 3)
     return (out, lse) if return_lse else out
 
 

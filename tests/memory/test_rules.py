@@ -246,6 +246,10 @@ RULES = (
     Rule(lambda k: tc.add_to_peer(tc.peer(tile(), 1), tc.full(TILE, 0.0), k.b.full), DTypeError,
          "add_to_peer: the hardware combines s32, u32, got rt[f32, 64, 64]",
          "tc.atomic_add(tc.peer(tile, rank), x), and a barrier of the cluster", pair),
+    Rule(lambda k: tc.atomic_add(tc.peer(tile(st[bf16, 64, 64]), 1),
+                                 tc.cast(tc.full(TILE, 0.0), bf16)), DTypeError,
+         "atomic_add: in a peer's shared memory 16-bit floats come out wrong, got "
+         "rt[bf16, 64, 64]", "tc.cast(x, tc.f32) into an f32 tile", pair),
     Rule(lambda k: tc.max_to_peer(tc.peer(tile(), 1), tc.full(TILE, 0.0), None), SyncError,
          "max_to_peer: its bytes complete on an mbarrier, got None",
          "full = tc.barrier() before tc.warpgroup, "

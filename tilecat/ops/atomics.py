@@ -48,6 +48,22 @@ def check_dtype(operation: str, kind: RegTileType | RegVecType) -> None:
         raise DTypeError(f"atomic_{operation}: combines {known}, got {kind}")
 
 
+def check_peer(name: str, place: Value, kind: RegTileType | RegVecType) -> None:
+    """Halves are not added in a peer's memory.
+
+    ptxas 13.5 makes `red.shared::cluster.add.noftz.bf16x2` an `ATOM` on generic addresses, whose
+    sums in a peer's memory are wrong on an H200 (2026-11).
+
+    Raises:
+        DTypeError: they would be.
+    """
+    if isinstance(place.type, PeerType) and kind.dtype.bits == 16:
+        raise DTypeError(
+            f"{name}: in a peer's shared memory 16-bit floats come out wrong, got {kind}",
+            hint="tc.cast(x, tc.f32) into an f32 tile",
+        )
+
+
 def shared_space(place: Value) -> str:
     """State space of a shared tile or vector, of a peer's too."""
     return "shared::cluster" if isinstance(place.type, PeerType) else "shared"
@@ -133,6 +149,7 @@ class AtomicShared(Op):
                 hint="convert first: tc.cast(x, dtype)",
             )
         check_dtype(self.operation, source)
+        check_peer(name, self.shared, source)
         if self.plan().elements * source.dtype.bits < 32:
             raise LayoutError(f"{name}: no instruction moves halves of registers, got {target}")
         return ()
