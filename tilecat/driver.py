@@ -338,9 +338,14 @@ def _ready_key(args: tuple[Any, ...], params: dict[str, Any]) -> Any:
     if key is None:
         return None
     values = params.values()
-    if not all(type(value) in (int, bool, str) for value in values):
+    if not all(type(value) in (int, bool, str, tuple) for value in values):
         return None
-    return (key, tuple(params), tuple(values), tuple(map(type, values)))
+    found = (key, tuple(params), tuple(values), tuple(map(type, values)))
+    try:
+        hash(found)
+    except TypeError:  # a tuple of lists: `bind` will say so
+        return None
+    return found
 
 
 def _check_count(who: str, name: str, value: Any, low: int) -> None:

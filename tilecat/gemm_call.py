@@ -6,6 +6,7 @@ import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from types import FunctionType
 from typing import Any
 
@@ -166,6 +167,8 @@ def _shape(left: ArrayView, right: ArrayView) -> tuple[int, ...]:
             f"K={right.shape[-2]} (shapes {tuple(left.shape)} and {tuple(right.shape)})",
             hint="a is [..., M, K] and b is [..., K, N]",
         )
+    if len(left.shape) == len(right.shape) == 2:
+        return (left.shape[0], right.shape[1])
     try:
         batch = np.broadcast_shapes(tuple(left.shape[:-2]), tuple(right.shape[:-2]))
     except ValueError:
@@ -296,8 +299,9 @@ def _chain(epilogue: Any, sums: int) -> list[tuple[Any, ...]]:
                 f"and its arguments, got {item!r}",
                 hint="epilogue=((tc.epilogues.bias, bias), tc.epilogues.gelu)",
             )
-        _check_takes(function, args, 1 if found else sums)
-        found.append((_remembered(function), *args))
+        function = _remembered(function)
+        _check_takes(function, len(args), 1 if found else sums)
+        found.append((function, *args))
     if sums > 1 and not found:
         raise LayoutError(
             "matmul: two products take an epilogue that makes one tile of two, got none",
@@ -306,15 +310,16 @@ def _chain(epilogue: Any, sums: int) -> list[tuple[Any, ...]]:
     return found
 
 
-def _check_takes(function: Callable[..., Any], args: list[Any], sums: int) -> None:
+@lru_cache(maxsize=MAX_FUNCTIONS)
+def _check_takes(function: Callable[..., Any], count: int, sums: int) -> None:
     try:
-        inspect.signature(function).bind(*[None] * sums, None, *args)
+        inspect.signature(function).bind(*[None] * (sums + 1 + count))
     except (TypeError, ValueError) as error:
         name = f"{getattr(function, '__name__', function)}{inspect.signature(function)}"
         takes = "(x, y, at)" if sums > 1 else "(x, at)"
         raise LayoutError(
             f"matmul: a step of the epilogue takes {takes} and the arguments given with it, got "
-            f"{len(args)} for {name}: {error}",
+            f"{count} for {name}: {error}",
             hint="epilogue=((f, argument), g)",
         ) from None
 
