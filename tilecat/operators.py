@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -17,9 +17,11 @@ from .gemm_groups import Groups
 from .kernels.attention import attention as attention_kernel
 from .kernels.gemm import matmul as matmul_kernel
 from .runtime import deferred
-from .runtime.arrays import ITEM_BYTES, ArrayView, empty, view
+from .runtime.arrays import ITEM_BYTES, ArrayView, empty, layout_key, view
 
 HEAD_DIMS = (32, 64, 128)
+MAX_READY = 4096
+_ready: dict[Any, Ready] = {}
 _widest: dict[Any, int] = {}  # columns of a tile whose epilogue's registers fit
 SCALES = (2.0**-149, float(np.finfo(np.float32).max))  # positive and finite in f32
 
@@ -80,18 +82,55 @@ def matmul(
 
     Example: `y = tc.matmul(x, w, epilogue=((tc.epilogues.bias, bias), tc.epilogues.gelu))`
     """
-    scales = scale_a, scale_b
+    key, scales = None, (scale_a, scale_b)
+    whole = type(alpha) is type(beta) is float and alpha == 1 and beta == 0 and epilogue == ()
+    if whole and out_dtype is second is scale_a is scale_b is None:
+        key = layout_key((a, b, out))
+        if key is not None and (ready := _ready.get(key)) is not None:
+            return ready(a, b, out)
     call = prepare(a, b, out, Options(out_dtype, alpha, beta, scales, second, epilogue))
     problem = _problem(call)
-    arrays = call.arrays
-    if problem.turned:
-        left, right, product = (x.swapaxes(-1, -2) for x in arrays)
-        arrays = right, left, product
-    _launch(call, problem, arrays, call.args)
+    params = _launch(call, problem, _turned(*call.arrays) if problem.turned else call.arrays)
+    if key is not None and call.arrays[0] is a and call.arrays[1] is b and not call.args:
+        if len(_ready) >= MAX_READY:
+            _ready.clear()
+        _ready[key] = Ready(tuple(call.out.shape), view(call.out).dtype, problem.turned, params)
     return call.out
 
 
-def _launch(call: GemmCall, problem: Problem, arrays: tuple[Any, ...], args: tuple) -> None:
+@dataclass(frozen=True)
+class Ready:
+    """A plain product of one layout, checked and chosen.
+
+    Args:
+        shape: of the output.
+        dtype: of the output.
+        turned: whether A and B change places.
+        params: of the kernel.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    turned: bool
+    params: dict[str, int]
+
+    def __call__(self, a: Any, b: Any, out: Any) -> Any:
+        """The product; allocates an output that is None."""
+        if out is None:
+            out = empty(a, self.shape, self.dtype)
+        if self.turned:
+            matmul_kernel(*_turned(a, b, out), **self.params)
+        else:
+            matmul_kernel(a, b, out, **self.params)
+        return out
+
+
+def _turned(a: Any, b: Any, out: Any) -> tuple[Any, Any, Any]:
+    """Operands of `out.T = b.T @ a.T`."""
+    return b.swapaxes(-1, -2), a.swapaxes(-1, -2), out.swapaxes(-1, -2)
+
+
+def _launch(call: GemmCall, problem: Problem, arrays: tuple[Any, ...]) -> dict[str, int]:
     """Calls the kernel; with narrower tiles where the epilogue's registers would spill."""
     steps = call.params["epilogue"]
     key = problem, steps, *(view(x).dtype for x in arrays)
@@ -100,8 +139,8 @@ def _launch(call: GemmCall, problem: Problem, arrays: tuple[Any, ...], args: tup
         if call.params["second"]:
             params = {**params, "stages": min(params["stages"], 4)}
         try:
-            matmul_kernel(*arrays, *args, **params, **call.params)
-            return
+            matmul_kernel(*arrays, *call.args, **params, **call.params)
+            return params
         except ResourceError as error:
             narrower = params["tile_n"] // 2
             if "spill" not in error.message or not steps or narrower < 64:

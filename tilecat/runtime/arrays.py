@@ -126,6 +126,27 @@ def call_key(args: tuple[Any, ...]) -> tuple[Any, ...] | None:
     return tuple(found)
 
 
+def layout_key(args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """What the choice of a kernel depends on, of torch tensors on one GPU and None; else None.
+
+    As `call_key`, but wherever the memory lies.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return None
+    tensor = torch.Tensor
+    found: list[tuple[Any, ...] | None] = []
+    for arg in args:
+        if arg is None:
+            found.append(None)
+        elif type(arg) is tensor and arg.is_cuda:
+            place = arg.get_device(), arg.data_ptr() & 15
+            found.append((arg.shape, arg.stride(), arg.dtype, place))
+        else:
+            return None
+    return tuple(found)
+
+
 def overlaps(a: ArrayView, b: ArrayView) -> bool:
     """Whether two views share a byte; interleaved slices of one array do not.
 
