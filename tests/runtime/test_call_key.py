@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from tilecat.runtime.arrays import call_key
+from tilecat.runtime.arrays import call_key, layout_key
 
 
 class Tensor:
@@ -20,6 +20,9 @@ class Tensor:
 
     def stride(self):
         return self._stride
+
+    def get_device(self):
+        return 0
 
 
 def keys(monkeypatch, *calls):
@@ -47,3 +50,16 @@ def test_only_tensors_on_a_gpu_have_a_key(monkeypatch):
     assert found == [None] * 4
     monkeypatch.delitem(sys.modules, "torch")
     assert call_key((Tensor(),)) is None
+
+
+def test_a_layout_is_that_of_any_memory_aligned_alike(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(Tensor=Tensor))
+    same = layout_key((Tensor(), None))
+    assert same is not None and layout_key((Tensor(ptr=4096), None)) == same
+    others = [
+        (Tensor(ptr=72), None), (Tensor(shape=(4, 4)), None), (Tensor(stride=(16, 1)), None),
+        (Tensor(dtype="f16"), None), (Tensor(), Tensor()),
+    ]  # fmt: skip
+    assert len({same, *map(layout_key, others)}) == 6
+    assert layout_key((Tensor(is_cuda=False), None)) is None
+    assert layout_key((Tensor(), 1.0)) is None
