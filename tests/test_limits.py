@@ -88,7 +88,7 @@ def test_groups_have_a_row_at_least(group):
         lambda: matmul.compile(group=group),
         LayoutError,
         f"grouped: rows is a compile-time int from 1 up, got rows={group!r}",
-        at="tc.grouped(",
+        at="make(tc.cdiv(",
     )
 
 

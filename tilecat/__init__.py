@@ -160,7 +160,16 @@ from .language.vectors import (
 )
 from .pipeline.ragged import ragged
 from .pipeline.rows import rows
-from .pipeline.scheduler import Schedule, batched, grouped, row_major, sequence_first
+from .pipeline.scheduler import (
+    Schedule,
+    batched,
+    column_major,
+    custom_order,
+    grouped,
+    row_major,
+    sequence_first,
+    snake,
+)
 from .pipeline.templates import lcf, lcsf, roles
 from .tiles import gl, inout, rt, rv, st, sv
 
@@ -200,6 +209,7 @@ __all__ = [
     "col_min",
     "col_prod",
     "col_sum",
+    "column_major",
     "complex_mma",
     "complex_pairs",
     "complex_tile",
@@ -217,6 +227,7 @@ __all__ = [
     "cummin",
     "cumprod",
     "cumsum",
+    "custom_order",
     "decay_tile",
     "decode",
     "dequantize",
@@ -316,6 +327,7 @@ __all__ = [
     "ScopeError",
     "sequence_first",
     "shared",
+    "snake",
     "st",
     "store",
     "store_add_async",

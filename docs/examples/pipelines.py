@@ -257,8 +257,8 @@ schedule gives.
      "scratch.release", "output", "output.store", "lcsf", "stream", "stream.output",
      "stream.store", "stream.finish_store", "roles", "parts", "parts.role", "parts.ring", "role",
      "role.compute", "rows", "stream_rows", "stream_rows.start",
-     "stream_rows.load", "stream_rows.compute", "ragged", "Schedule", "row_major", "grouped",
-     "batched", "sequence_first"),
+     "stream_rows.load", "stream_rows.compute", "ragged", "Schedule", "row_major",
+     "column_major", "grouped", "snake", "custom_order", "batched", "sequence_first"),
     (
         E("lcf pipe pipe.input pipe.output pipe.accumulator pipe.load pipe.compute pipe.finish "
           "input "
@@ -269,6 +269,15 @@ schedule gives.
         E("grouped",
           GEMM.format(tasks="tc.grouped(tc.cdiv(A.rows, 64), tc.cdiv(B.cols, 64), rows=2)"),
           GEMM_CHECK),
+        E("column_major",
+          GEMM.format(tasks="tc.column_major(tc.cdiv(A.rows, 64), tc.cdiv(B.cols, 64))"),
+          GEMM_CHECK),
+        E("snake",
+          GEMM.format(tasks="tc.snake(tc.cdiv(A.rows, 64), tc.cdiv(B.cols, 64), rows=2)"),
+          GEMM_CHECK),
+        E("custom_order", GEMM.format(
+            tasks="tc.custom_order(tc.cdiv(A.rows, 64) * 2, lambda t: {\"row\": t // 2, "
+                  "\"col\": t % 2})"), GEMM_CHECK),
         E("lcsf pipe.start stream stream.output stream.store stream.finish_store", STREAM,
           STREAM_CHECK),
         E("roles parts parts.role parts.ring role role.compute", TWO_ROLES, TWO_ROLES_CHECK),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from ..addresses import AddressTable, BarrierName, SharedRange, ThreadRole
 from ..check import CheckedKernel
 from ..ir import Kernel, TensorArg
@@ -10,6 +12,8 @@ from ..ops.sync import AllocBarriers
 from ..ptx import instructions as ptx
 from .module import Param, PtxModule, TensorMapParam
 from .writer import SHARED_ARRAY, Writer
+
+ADDRESS = re.compile(r"<function (\S+) at 0x[0-9a-f]+>")
 
 
 def generate(checked: CheckedKernel) -> PtxModule:
@@ -56,10 +60,12 @@ def _declare(param: Param) -> str:
 def _text(w: Writer) -> str:
     kernel, arch = w.kernel, w.checked.arch
     tensors = [a for a in kernel.args if isinstance(a, TensorArg)]
+    # Of functions the names alone: their addresses differ from process to process.
+    params = [(k, ADDRESS.sub(r"\1", str(v))) for k, v in kernel.params.items()]
     header = [
         f"// {kernel.name}: "
         + ", ".join(f"{a.name} {a.type}" for a in tensors)
-        + (f"; {', '.join(f'{k}={v}' for k, v in kernel.params.items())}" if kernel.params else ""),
+        + (f"; {', '.join(f'{k}={v}' for k, v in params)}" if kernel.params else ""),
         f".version {w.version}",
         f".target {arch.target}",
         ".address_size 64",

@@ -14,6 +14,8 @@ TB = DTypeVar("TB", bf16, f16, f32, e4m3, e5m2, s8)
 TC = DTypeVar("TC", bf16, f16, f32, e4m3, e5m2, s32)
 STEP_BYTES = 128  # of K a step: the widest swizzle, of A and of a transposed B
 BLOCK = 128  # elements of K, and of N, that have one scale
+GROUPED = {"grouped": tc.grouped, "snake": tc.snake}
+ORDERS = {**GROUPED, "row": tc.row_major, "column": tc.column_major}
 
 
 def multiplied_as(tensor):
@@ -37,13 +39,19 @@ def order_of(tensor, k_last):
     return k_last
 
 
-def tasks_of(A, B, C, args, *, tile_m, tile_n, group, cluster, groups):
+def tasks_of(A, B, C, args, *, tile_m, tile_n, group, cluster, groups, order):
     """The order of tiles, and the arguments that are left."""
+    tc.require(order in ORDERS or callable(order),
+               f"matmul: order is {', '.join(ORDERS)}, or a function of block rows and columns, "
+               f"got {order=}", hint='order="grouped"')  # fmt: skip
+    tc.require(order == "grouped" or not groups,
+               f"matmul: groups of rows have the order 'grouped', got {order=}")  # fmt: skip
     if groups:
         table, total, *args = args
         return in_groups(table, total, tc.cdiv(B.cols, tile_n), rows=group), args
-    tasks = tc.grouped(tc.cdiv(A.rows, tile_m), tc.cdiv(B.cols, tile_n),
-                       rows=group, cluster=cluster)  # fmt: skip
+    make = order if callable(order) else ORDERS[order]
+    options = {"rows": group, "cluster": cluster} if order in GROUPED else {}
+    tasks = make(tc.cdiv(A.rows, tile_m), tc.cdiv(B.cols, tile_n), **options)
     return tc.batched(tasks, *(C.size(axis) for axis in range(C.rank - 2))), args
 
 
@@ -84,9 +92,17 @@ def scaled_sums(pipe, acc, a, b, args, C, place_of):
     return rest
 
 
+def load_rows(a, A, C, task, k, groups):
+    """Loads tiles of A, below one another: a consumer's each."""
+    lead, n = plane(A, C, task.batch, "MK"), a.count
+    for i in range(n):
+        rows = A.at(*lead, task.first + i * 64, k * a.kind.cols) if groups else None
+        tc.load_async(a[i], rows or A[*lead, task.row * n + i, k])
+
+
 @tc.kernel
 def matmul(A: gl[TA, ..., "M", "K"], B: gl[TB, ..., "K", "N"], C: inout[TC, ..., "M", "N"], *args,
-           tile_m=128, tile_n=256, tile_k=0, stages=4, group=8, cluster=1,
+           tile_m=128, tile_n=256, tile_k=0, stages=4, group=8, cluster=1, order="grouped",
            epilogue=(), second=False, block_scales=False, groups=False):  # fmt: skip
     """C = epilogue(A @ B), fp32 sums (s32 of s8).
 
@@ -95,13 +111,15 @@ def matmul(A: gl[TA, ..., "M", "K"], B: gl[TB, ..., "K", "N"], C: inout[TC, ...,
         args: with `groups`, a table and a number of slots (`plan_groups`); with `second`, a second
             B; with `block_scales`, f32 scales of A [..., K/128, M] and of B [..., K/128, N/128];
             then the arguments of the epilogue's steps.
+        order: of the tiles, in groups of `group` block rows: grouped, snake; row, column; or a
+            function of block rows and columns that makes a schedule.
         epilogue: steps; with `second`, the first takes the tiles of both products.
     """
     n = tile_m // 64
     tile_k = tile_k or STEP_BYTES // A.dtype.nbytes
     tc.require(n > 0 and tile_m == 64 * n, f"matmul: tile_m is a multiple of 64, got {tile_m=}")
     tasks, args = tasks_of(A, B, C, args, tile_m=tile_m, tile_n=tile_n, group=group,
-                           cluster=cluster, groups=groups)  # fmt: skip
+                           cluster=cluster, groups=groups, order=order)  # fmt: skip
     pipe = tc.lcf(consumers=n, stages=stages, tasks=tasks, steps=tc.cdiv(A.cols, tile_k),
                   cluster=cluster)  # fmt: skip
     more, *args = args if second else (None, *args)
@@ -119,10 +137,7 @@ def matmul(A: gl[TA, ..., "M", "K"], B: gl[TB, ..., "K", "N"], C: inout[TC, ...,
 
     @pipe.load
     def _(task, k):
-        for i in range(n):
-            lead = plane(A, C, task.batch, "MK")
-            rows = A.at(*lead, task.first + i * 64, k * tile_k) if groups else None
-            tc.load_async(a[i], rows or A[*lead, task.row * n + i, k])
+        load_rows(a, A, C, task, k, groups)
         tc.load_async(b, B[*plane(B, C, task.batch, "KN"), k, task.col], multicast=True)
         if second:
             tc.load_async(b2, more[*plane(more, C, task.batch, "KN"), k, task.col])

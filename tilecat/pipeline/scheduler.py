@@ -6,14 +6,16 @@ Each order is a `Schedule`: how many tasks there are and what task `t` is. A CTA
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ..errors import LayoutError, ScopeError
 from ..language.clusters import cluster_rank
-from ..language.scalars import binary, cdiv, minimum_of, named, operand_of
+from ..language.scalars import binary, cdiv, minimum_of, named, operand_of, select
 from ..ops.scalar import require_s32
+
+OWN = ("index", "coords")  # what a task has beside its coordinates
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,68 @@ def row_major(rows: Any, cols: Any) -> Schedule:
     return Schedule("row-major", count, locate)
 
 
+def column_major(rows: Any, cols: Any) -> Schedule:
+    """Task t is block (t mod rows, t // rows). Coordinates: row, col.
+
+    Args: block rows and columns, ints or s32 scalars. Scope: any.
+    """
+    count, (rows, _) = _count("column_major", rows=rows, cols=cols)
+
+    def locate(t: Any) -> tuple[tuple[str, Any], ...]:
+        col = named(binary("div", t, rows), "col")
+        return (("row", named(t - col * rows, "row")), ("col", col))
+
+    return Schedule("column-major", count, locate)
+
+
+def custom_order(
+    count: Any, f: Callable[[Any], Mapping[str, Any]], *, cluster: int = 1, cluster_cols: int = 1
+) -> Schedule:
+    """An order of the user's own: task t has the coordinates that `f(t)` says.
+
+    Args:
+        count: number of tasks, an int or an s32 scalar; of clusters with `cluster` above 1.
+        f: from a task's number, an s32 scalar, to its named coordinates, e.g.
+            `lambda t: {"row": t % 4, "col": t // 4}`; traced where a task begins. Each task's must
+            be its own, and all of them there: nothing checks that.
+        cluster: CTAs that take one task together; `f` tells them apart by `tc.cluster_rank()`.
+        cluster_cols: how many of them lie beside each other, in one block row.
+
+    Raises:
+        ScopeError: `f` is no function, or returns no coordinates. Scope: any.
+    """
+    if not callable(f):
+        raise ScopeError(
+            f"custom_order: f is a function of a task's number, got {f!r} ({type(f).__name__})",
+            hint='tc.custom_order(count, lambda t: {"row": t % 4, "col": t // 4})',
+        )
+    for name, value in (("cluster", cluster), ("cluster_cols", cluster_cols)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise LayoutError(f"custom_order: {name} is an int from 1 up, got {name}={value!r}")
+    if cluster % cluster_cols:
+        raise LayoutError(
+            f"custom_order: block rows of a cluster are equally long, got {cluster=} and "
+            f"{cluster_cols=}"
+        )
+    require_s32("custom_order: count", operand_of(count, "custom_order: count"))
+
+    def locate(t: Any) -> tuple[tuple[str, Any], ...]:
+        coords = f(t)
+        if not isinstance(coords, Mapping) or not all(_is_coordinate(key) for key in coords):
+            raise ScopeError(
+                f"custom_order: f returns named coordinates (none of them {' or '.join(OWN)}), got "
+                f"{coords!r} ({type(coords).__name__})",
+                hint='return {"row": t % 4, "col": t // 4}',
+            )
+        return tuple(coords.items())
+
+    return Schedule("custom", count, locate, cluster, cluster_cols)
+
+
+def _is_coordinate(key: Any) -> bool:
+    return isinstance(key, str) and key.isidentifier() and key not in OWN
+
+
 def _count(name: str, **extents: Any) -> tuple[Any, tuple[Any, ...]]:
     """Number of tasks, and extents that can be divided by: no task asks where there is none."""
     count: Any = 1
@@ -85,12 +149,12 @@ def _count(name: str, **extents: Any) -> tuple[Any, tuple[Any, ...]]:
     return count, tuple(max(e, 1) if isinstance(e, int) else e for e in extents.values())
 
 
-def _cluster_shape(cluster: Any) -> tuple[int, int]:
+def _cluster_shape(order: str, cluster: Any) -> tuple[int, int]:
     """Block rows and columns that the CTAs of a cluster take together."""
     shape = cluster if isinstance(cluster, tuple) else (cluster, 1)
     ints = all(isinstance(n, int) and not isinstance(n, bool) and n >= 1 for n in shape)
     if len(shape) != 2 or not ints:
-        raise LayoutError(f"grouped: cluster is a compile-time int from 1 up, got {cluster=}",
+        raise LayoutError(f"{order}: cluster is a compile-time int from 1 up, got {cluster=}",
                           hint="cluster=2 for two rows, cluster=(1, 2) for two columns")
     return shape
 
@@ -111,18 +175,37 @@ def grouped(
             number of block rows the last cluster has CTAs beyond them, whose loads are zeros and
             whose stores are masked. A pair is block rows and columns: (1, 2), (2, 2).
     """
+    return _in_groups("grouped", rows_total, cols, rows, cluster)
+
+
+def snake(
+    rows_total: Any, cols: Any, *, rows: int = 1, cluster: int | tuple[int, int] = 1
+) -> Schedule:
+    """As `grouped`, but every second group runs from right to left (boustrophedon).
+
+    A group then starts at the block columns where the one before ended, whose blocks of B are
+    still in L2. Coordinates: row, col.
+
+    Args:
+        rows_total, cols, cluster: as of `grouped`.
+        rows: block rows of a group; with 1, every second block row runs from right to left.
+    """
+    return _in_groups("snake", rows_total, cols, rows, cluster)
+
+
+def _in_groups(order: str, rows_total: Any, cols: Any, rows: int, cluster: Any) -> Schedule:
     if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
-        raise LayoutError(f"grouped: rows is a compile-time int from 1 up, got rows={rows!r}")
-    high, wide = _cluster_shape(cluster)
+        raise LayoutError(f"{order}: rows is a compile-time int from 1 up, got rows={rows!r}")
+    high, wide = _cluster_shape(order, cluster)
     if rows % high:
-        raise LayoutError(f"grouped: the cluster divides the group, got {rows=} and {cluster=}")
-    if rows == 1 and wide == 1:
+        raise LayoutError(f"{order}: the cluster divides the group, got {rows=} and {cluster=}")
+    if order == "grouped" and rows == 1 and wide == 1:
         return row_major(rows_total, cols)
     if high > 1:
         rows_total, rows = cdiv(rows_total, high), rows // high
     if wide > 1:
         cols = cdiv(cols, wide)
-    count, (_, cols) = _count("grouped", rows_total=rows_total, cols=cols)
+    count, (_, cols) = _count(order, rows_total=rows_total, cols=cols)
 
     def locate(t: Any) -> tuple[tuple[str, Any], ...]:
         per_group = named(cols * rows, "per_group")
@@ -132,14 +215,22 @@ def grouped(
         inside = named(t - group * per_group, "in_group")
         col = named(binary("div", inside, height), "col")
         row = named(first + inside - col * height, "row")
-        rank = cluster_rank() if high * wide > 1 else 0
-        if high > 1:
-            row = named(row * high + (rank // wide if wide > 1 else rank), "row")
-        if wide > 1:
-            col = named(col * wide + (rank % wide if high > 1 else rank), "col")
-        return (("row", row), ("col", col))
+        if order == "snake":
+            col = named(select(binary("and", group, 1) == 0, col, cols - 1 - col), "col")
+        return _of_cluster(row, col, high, wide)
 
-    return Schedule(f"groups of {rows * high} rows", count, locate, high * wide, wide)
+    names = {"grouped": f"groups of {rows * high} rows", "snake": f"snake of {rows * high} rows"}
+    return Schedule(names[order], count, locate, high * wide, wide)
+
+
+def _of_cluster(row: Any, col: Any, high: int, wide: int) -> tuple[tuple[str, Any], ...]:
+    """The block of this CTA, where those of a cluster take high x wide of them."""
+    rank = cluster_rank() if high * wide > 1 else 0
+    if high > 1:
+        row = named(row * high + (rank // wide if wide > 1 else rank), "row")
+    if wide > 1:
+        col = named(col * wide + (rank % wide if high > 1 else rank), "col")
+    return (("row", row), ("col", col))
 
 
 def batched(tasks: Schedule, *extents: Any) -> Schedule:
@@ -169,7 +260,8 @@ def batched(tasks: Schedule, *extents: Any) -> Schedule:
         return (*tasks.locate(place), ("batch", tuple(reversed(batch))))
 
     _, (per_plane,) = _count("batched", tasks=tasks.count)
-    return Schedule(tasks.name, binary("mul", tasks.count, count), locate, tasks.cluster)
+    total = binary("mul", tasks.count, count)
+    return Schedule(tasks.name, total, locate, tasks.cluster, tasks.cluster_cols)
 
 
 def sequence_first(tiles: Any, heads: Any, batch: Any) -> Schedule:
