@@ -132,14 +132,14 @@ def _turned(a: Any, b: Any, out: Any) -> tuple[Any, Any, Any]:
 
 def _launch(call: GemmCall, problem: Problem, arrays: tuple[Any, ...]) -> dict[str, int]:
     """Calls the kernel; with narrower tiles where the epilogue's registers would spill."""
-    steps = call.params["epilogue"]
+    steps, more = call.params["epilogue"], {k: v for k, v in call.params.items() if v}
     key = problem, steps, *(view(x).dtype for x in arrays)
     while True:
         params = choose(replace(problem, widest=_widest[key]) if key in _widest else problem)
         if call.params["second"]:
             params = {**params, "stages": min(params["stages"], 4)}
         try:
-            matmul_kernel(*arrays, *call.args, **params, **call.params)
+            matmul_kernel(*arrays, *call.args, **params, **more)
             return params
         except ResourceError as error:
             narrower = params["tile_n"] // 2
