@@ -138,3 +138,46 @@ def test_stores_of_a_sequence_go_by_tma_but_for_its_last_tile():
             np.testing.assert_array_equal(c, wanted)
             stored = found.stats["bytes stored"]
             assert bool(stored) == (last - first >= 64), (first, last, stored)
+
+
+@tc.kernel
+def stores_twice(A: gl[bf16, "M", 64], B: gl[bf16, 64, "N"], C: gl[f32, "M", "N"],
+                 D: gl[f32, "M", "N"], *, threads_first):  # fmt: skip
+    """One output, twice a task: by TMA, and backwards by threads."""
+    pipe = tc.lcf(
+        consumers=1, stages=2, steps=1,
+        tasks=tc.row_major(tc.cdiv(C.rows, 64), tc.cdiv(C.cols, 64)),
+    )
+    left, right = pipe.input(st[bf16, 64, 64]), pipe.input(st[bf16, 64, 64])
+    out = pipe.output(st[f32, 64, 64])
+    acc = pipe.accumulator(f32, 64, 64)
+
+    @pipe.load
+    def _(task, k):
+        tc.load_async(left, A[task.row, k])
+        tc.load_async(right, B[k, task.col])
+
+    @pipe.compute
+    def _(task, k):
+        tc.mma_AB(acc, left, right)
+
+    @pipe.finish
+    def _(task):
+        places = [C[task.row, task.col], D[::-1, :][task.row, task.col]]
+        for place in reversed(places) if threads_first else places:
+            out.store(place, acc)
+            tc.fma(acc, 0.0, 3.0, out=acc)
+
+
+@pytest.mark.parametrize("threads_first", [False, True])
+def test_threads_write_a_buffer_when_tma_has_read_it(threads_first: bool):
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-4, 5, s).astype(bf16.numpy) for s in ((200, 64), (64, 136)))
+    wanted = a.astype(np.float32) @ b.astype(np.float32)
+    for seed in range(4):
+        c, d = (np.full((200, 136), np.nan, np.float32) for _ in range(2))
+        found = stores_twice.simulate(a, b, c, d, grid=2, seed=seed, threads_first=threads_first)
+        assert not found.reports, str(found)
+        first, second = (d[::-1], c) if threads_first else (c, d[::-1])
+        np.testing.assert_array_equal(first, wanted)
+        np.testing.assert_array_equal(second, np.full_like(wanted, 3))

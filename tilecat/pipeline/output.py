@@ -60,6 +60,8 @@ class Output:
         self.over: Slots | None = None  # the input in whose free stage it lies
         self.finishing = False  # the finish hole is being traced
         self.fresh = 0  # panels of that stage that nothing uses yet
+        self.by_tma = False  # TMA reads its buffers, in some store
+        self.waits: list[tuple[Block, BulkWait]] = []  # for TMA, before its buffers are written
 
     @property
     def own_bytes(self) -> int:
@@ -127,8 +129,9 @@ class Output:
         by_tma = whole.tma_stores and region.order == "row"
         number = operand_of(named(binary("add", self.consumer, self.first + 1), "barrier"))
         views = [self._buffer(index) for index in panels]
-        if by_tma and not self.fresh:
-            add(BulkWait(0 if region.bounds else self._pending(panels[0])))
+        self.by_tma = self.by_tma or by_tma
+        if not self.fresh:
+            self._wait_for_tma(self._pending(panels[0]) if by_tma and not region.bounds else 0)
         if self.fresh:
             self.fresh -= len(panels)
         else:
@@ -154,6 +157,12 @@ class Output:
             self._by_tma(region, found)
         with otherwise():
             self._by_threads(region, found)
+
+    def _wait_for_tma(self, pending: int) -> None:
+        """Until TMA has read the buffers that are written next; `drain` drops idle waits."""
+        wait = BulkWait(pending)
+        add(wait)
+        self.waits.append((current().block, wait))
 
     @staticmethod
     def _by_tma(region: Region, found: list[tuple[Value, tuple[Any, ...]]]) -> None:
@@ -232,5 +241,7 @@ class Output:
         self.over.ring.release()
 
     def drain(self) -> None:
-        """Before a consumer exits: all its stores are done."""
+        """Before a consumer exits: all its stores are done. Without TMA, nothing waits for it."""
+        for block, wait in [] if self.by_tma else self.waits:
+            block.ops[:] = [op for op in block.ops if op is not wait]
         add(BulkWait(0, read=False))
