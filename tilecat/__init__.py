@@ -169,6 +169,7 @@ from .pipeline.scheduler import (
     row_major,
     sequence_first,
     snake,
+    split_k,
 )
 from .pipeline.templates import lcf, lcsf, roles
 from .tiles import gl, inout, rt, rv, st, sv
@@ -328,6 +329,7 @@ __all__ = [
     "sequence_first",
     "shared",
     "snake",
+    "split_k",
     "st",
     "store",
     "store_add_async",

@@ -43,6 +43,35 @@ b, c = np.ones((40, 72), bf16.numpy), np.empty((3, 70, 72), bf16.numpy)
 planes(a, b, c)
 """
 
+SPLIT = """
+@tc.kernel
+def product(A: gl[bf16, 64, "K"], B: gl[bf16, "K", 64], C: inout[f32, 64, 64],
+            turns: inout[s32, 1, 1]):
+    steps = tc.cdiv(A.cols, 64)
+    pipe = tc.lcf(consumers=1, stages=2, steps=steps,
+                  tasks=tc.split_k(tc.row_major(1, 1), 3, steps))
+    a, b = pipe.input(st[bf16, 64, 64]), pipe.input(st[bf16, 64, 64])
+    acc = pipe.accumulator(f32, 64, 64)
+
+    @pipe.load
+    def _(task, k):
+        tc.load_async(a, A[0, task.first_step + k])
+        tc.load_async(b, B[task.first_step + k, 0])
+
+    @pipe.compute
+    def _(task, k):
+        tc.mma_AB(acc, a, b)
+
+    @pipe.finish
+    def _(task):
+        with tc.turn(turns.at(task.row, task.col), task.part, turns=3):
+            tc.atomic_add(C[task.row, task.col], acc)
+
+a, b = np.ones((64, 520), bf16.numpy), np.ones((520, 64), bf16.numpy)
+c, turns = np.zeros((64, 64), np.float32), np.zeros((1, 1), np.int32)
+product(a, b, c, turns)
+"""
+
 GEMM = """
 @tc.kernel
 def product(A: gl[bf16, "M", "K"], B: gl[bf16, "K", "N"], C: gl[bf16, "M", "N"]):
@@ -258,7 +287,7 @@ schedule gives.
      "stream.store", "stream.finish_store", "roles", "parts", "parts.role", "parts.ring", "role",
      "role.compute", "rows", "stream_rows", "stream_rows.start",
      "stream_rows.load", "stream_rows.compute", "ragged", "Schedule", "row_major",
-     "column_major", "grouped", "snake", "custom_order", "batched", "sequence_first"),
+     "column_major", "grouped", "snake", "custom_order", "batched", "split_k", "sequence_first"),
     (
         E("lcf pipe pipe.input pipe.output pipe.accumulator pipe.load pipe.compute pipe.finish "
           "input "
@@ -283,6 +312,7 @@ schedule gives.
         E("roles parts parts.role parts.ring role role.compute", TWO_ROLES, TWO_ROLES_CHECK),
         E("batched",
           BATCHED, "(c.astype(float) == 40 * np.arange(1, 4)[:, None, None]).all()"),
+        E("split_k", SPLIT, ("(c == 520).all()", "turns[0, 0] == 0")),
         E("rows stream_rows stream_rows.start stream_rows.load stream_rows.compute", ROWS,
           "np.allclose(y, 2)"),
         E("ragged", RAGGED, "(y == 2).all()"),

@@ -8,6 +8,7 @@ from tilecat import DTypeVar, bf16, e4m3, e5m2, f16, f32, gl, inout, rt, rv, s8,
 from . import epilogues
 from .epilogues import plane
 from .groups import in_groups
+from .split import whole_product
 
 TA = DTypeVar("TA", bf16, f16, f32, e4m3, e5m2, s8)
 TB = DTypeVar("TB", bf16, f16, f32, e4m3, e5m2, s8)
@@ -39,8 +40,13 @@ def order_of(tensor, k_last):
     return k_last
 
 
-def tasks_of(A, B, C, args, *, tile_m, tile_n, group, cluster, groups, order):
-    """The order of tiles, and the arguments that are left."""
+def tasks_of(A, B, C, args, *, tile_m, tile_n, tile_k, group, cluster, groups, order, split_k,
+             one):  # fmt: skip
+    """The order of tiles, what parts of K share, and the arguments that are left."""
+    tc.require(tile_m > 0 and tile_m % 64 == 0,
+               f"matmul: tile_m is a multiple of 64, got {tile_m=}")  # fmt: skip
+    tc.require(split_k == 1 or one and not groups,
+               f"matmul: one plain product has its K split, got {split_k=}")  # fmt: skip
     tc.require(order in ORDERS or callable(order),
                f"matmul: order is {', '.join(ORDERS)}, or a function of block rows and columns, "
                f"got {order=}", hint='order="grouped"')  # fmt: skip
@@ -48,11 +54,14 @@ def tasks_of(A, B, C, args, *, tile_m, tile_n, group, cluster, groups, order):
                f"matmul: groups of rows have the order 'grouped', got {order=}")  # fmt: skip
     if groups:
         table, total, *args = args
-        return in_groups(table, total, tc.cdiv(B.cols, tile_n), rows=group), args
-    make = order if callable(order) else ORDERS[order]
-    options = {"rows": group, "cluster": cluster} if order in GROUPED else {}
-    tasks = make(tc.cdiv(A.rows, tile_m), tc.cdiv(B.cols, tile_n), **options)
-    return tc.batched(tasks, *(C.size(axis) for axis in range(C.rank - 2))), args
+        tasks = in_groups(table, total, tc.cdiv(B.cols, tile_n), rows=group)
+    else:
+        make = order if callable(order) else ORDERS[order]
+        options = {"rows": group, "cluster": cluster} if order in GROUPED else {}
+        tasks = make(tc.cdiv(A.rows, tile_m), tc.cdiv(B.cols, tile_n), **options)
+        tasks = tc.batched(tasks, *(C.size(axis) for axis in range(C.rank - 2)))
+    shared, rest = (args[:2], args[2:]) if split_k > 1 else ((), args)
+    return tc.split_k(tasks, split_k, tc.cdiv(A.cols, tile_k)), shared, rest
 
 
 def scaled_sums(pipe, acc, a, b, args, C, place_of):
@@ -103,23 +112,24 @@ def load_rows(a, A, C, task, k, groups):
 @tc.kernel
 def matmul(A: gl[TA, ..., "M", "K"], B: gl[TB, ..., "K", "N"], C: inout[TC, ..., "M", "N"], *args,
            tile_m=128, tile_n=256, tile_k=0, stages=4, group=8, cluster=1, order="grouped",
-           epilogue=(), second=False, block_scales=False, groups=False):  # fmt: skip
+           epilogue=(), second=False, block_scales=False, groups=False, split_k=1):  # fmt: skip
     """C = epilogue(A @ B), fp32 sums (s32 of s8).
 
     Args:
         A, B, C: see `tc.matmul`.
-        args: with `groups`, a table and a number of slots (`plan_groups`); with `second`, a second
-            B; with `block_scales`, f32 scales of A [..., K/128, M] and of B [..., K/128, N/128];
-            then the arguments of the epilogue's steps.
+        args: with `split_k`, sums and turns (`whole_product`); with `groups`, a table and a number
+            of slots (`plan_groups`); with `second`, a second B; with `block_scales`, f32 scales of
+            A [..., K/128, M] and of B [..., K/128, N/128]; then the arguments of the epilogue.
         order: of the tiles, in groups of `group` block rows: grouped, snake; row, column; or a
             function of block rows and columns that makes a schedule.
         epilogue: steps; with `second`, the first takes the tiles of both products.
+        split_k: tasks that share the K of a tile.
     """
     n = tile_m // 64
     tile_k = tile_k or STEP_BYTES // A.dtype.nbytes
-    tc.require(n > 0 and tile_m == 64 * n, f"matmul: tile_m is a multiple of 64, got {tile_m=}")
-    tasks, args = tasks_of(A, B, C, args, tile_m=tile_m, tile_n=tile_n, group=group,
-                           cluster=cluster, groups=groups, order=order)  # fmt: skip
+    tasks, shared, args = tasks_of(A, B, C, args, tile_m=tile_m, tile_n=tile_n, tile_k=tile_k,
+                                   group=group, cluster=cluster, groups=groups, order=order,
+                                   split_k=split_k, one=not (second or block_scales))  # fmt: skip
     pipe = tc.lcf(consumers=n, stages=stages, tasks=tasks, steps=tc.cdiv(A.cols, tile_k),
                   cluster=cluster)  # fmt: skip
     more, *args = args if second else (None, *args)
@@ -131,12 +141,12 @@ def matmul(A: gl[TA, ..., "M", "K"], B: gl[TB, ..., "K", "N"], C: inout[TC, ...,
     acc2 = pipe.accumulator(acc.dtype, 64, tile_n) if second else None
 
     def place_of(task):
-        own = pipe.consumer * 64
-        row = task.first + own if groups else task.row * tile_m + own
-        return (*task.batch, row, task.col * tile_n)
+        first = task.first if groups else task.row * tile_m
+        return (*task.batch, first + pipe.consumer * 64, task.col * tile_n)
 
     @pipe.load
     def _(task, k):
+        k = task.first_step + k
         load_rows(a, A, C, task, k, groups)
         tc.load_async(b, B[*plane(B, C, task.batch, "KN"), k, task.col], multicast=True)
         if second:
@@ -155,8 +165,8 @@ def matmul(A: gl[TA, ..., "M", "K"], B: gl[TB, ..., "K", "N"], C: inout[TC, ...,
     @pipe.finish
     def _(task):
         sums, last = (acc, acc2)[: 1 + second], task.last if groups else None
-        result = epilogues.apply(epilogue, args, sums, C, lambda: place_of(task), last)
-        if groups:
-            c.store(C[*task.batch[: C.rank - 2], :last, :].at(*place_of(task)[1:]), result)
-        else:
-            c.store(C[*task.batch, task.row * n + pipe.consumer, task.col], result)
+        with whole_product(acc, shared, task, lambda: task.row * n + pipe.consumer, split_k):
+            result = epilogues.apply(epilogue, args, sums, C, lambda: place_of(task), last)
+            ends = C[*task.batch[: C.rank - 2], :last, :] if groups else None
+            to = ends.at(*place_of(task)[1:]) if groups else None
+            c.store(to or C[*task.batch, task.row * n + pipe.consumer, task.col], result)

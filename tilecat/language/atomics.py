@@ -12,7 +12,7 @@ from ..ops.atomics import AtomicGlobal, AtomicShared, AtomicVector
 from ..ops.sync import FenceAsync
 from ..ops.turns import Turn
 from ..tiles import RegTileType, SharedTileType, SharedVecType, place_type
-from .scalars import operand_of
+from .scalars import binary, compare, operand_of, select
 from .values import Registers
 from .views import GlobalTile
 
@@ -47,7 +47,7 @@ def atomic_max(destination: Any, source: Any) -> None:
 
 
 @contextmanager
-def turn(counter: GlobalTile, number: Any) -> Iterator[None]:
+def turn(counter: GlobalTile, number: Any, *, turns: Any = None) -> Iterator[None]:
     """`with tc.turn(counters.at(i), n):` what CTAs do here happens in the order of their numbers.
 
     For sums that come out the same each time: `tc.store_add_async` and `tc.atomic_add` add in no
@@ -58,6 +58,8 @@ def turn(counter: GlobalTile, number: Any) -> Iterator[None]:
     Args:
         counter: an element of an `inout` tensor of s32.
         number: whose turn it is, each once.
+        turns: how many there are: the last leaves 0, so that the counter serves the next launch
+            as it is. None: the counter goes on.
 
     Scope: thread, warp, warpgroup. PTX: `ld.acquire.gpu`, `st.release.gpu`.
     """
@@ -66,11 +68,15 @@ def turn(counter: GlobalTile, number: Any) -> Iterator[None]:
                           hint="with tc.turn(counters.at(i), number):")
     coords, _ = counter.element()
     whose = operand_of(number, "turn")
+    passed = whose
+    if turns is not None:  # one more than -1 is 0
+        last = compare("eq", number, binary("sub", turns, 1))
+        passed = operand_of(select(last, -1, number), "turn")
     add(Turn(coords, counter.arg, whose, True))
     add(FenceAsync("global"))
     yield
     add(FenceAsync("global"))
-    add(Turn(coords, counter.arg, whose, False))
+    add(Turn(coords, counter.arg, passed, False))
 
 
 def _atomic(operation: str, destination: Any, source: Any) -> None:

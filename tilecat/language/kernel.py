@@ -77,11 +77,15 @@ class Signature:
 
 
 def _kind_of_value(value: Any, name: str) -> GlobalType | DType:
-    """The type of an argument of `*args`: of a tensor, f32 of a float, s32 of an int."""
+    """The type of an argument of `*args`: of a tensor, f32 of a float, s32 of an int.
+
+    No annotation says whether a tensor is read or written: it may be both.
+    """
     shape = getattr(value, "shape", None)
     if shape is None:
         return f32 if isinstance(value, float) else s32
-    return GlobalType(by_name(value.dtype), tuple(f"{name}_{axis}" for axis in range(len(shape))))
+    dims = tuple(f"{name}_{axis}" for axis in range(len(shape)))
+    return GlobalType(by_name(value.dtype), dims, inout=True)
 
 
 def signature_of(

@@ -179,6 +179,10 @@ class Pipeline:
         for number in numbers:
             yield self.tasks.task(number)
 
+    def steps_of(self, task: Task) -> Any:
+        """Steps of a task: its own coordinate `steps` (`tc.split_k`), or those of all tasks."""
+        return dict(task.coords).get("steps", self.steps)
+
     def build(self) -> None:
         """Emits the whole kernel around the holes; called when the trace ends."""
         with self.builder.located(self.loc):
@@ -299,7 +303,7 @@ class Pipeline:
             for scratch in scratches:
                 scratch.loading = False
                 scratch.finish_step()
-            for step in range_(self.steps):
+            for step in range_(self.steps_of(task)):
                 for _, ring in rings:
                     ring.loading = True
                 self.holes.call("load", task, step)

@@ -153,7 +153,7 @@ class Role(Party):
         for task in pipe.tasks_of_cta():
             self.holes.call("start", task)
             if "consume" in self.holes:
-                self.holes.call("consume", task, pipe.steps)
+                self.holes.call("consume", task, pipe.steps_of(task))
             else:
                 self._steps(task)
             self._finish(task)
@@ -169,7 +169,8 @@ class Role(Party):
         outer = builder.block
         before = self._before(rings)
         held: list[Ring] = []
-        for step in range_(pipe.steps):
+        steps = pipe.steps_of(task)
+        for step in range_(steps):
             visit = Visit(self, builder.block, Scope.WARPGROUP, "step")
             with visiting(pipe.rings, visit):
                 if len(pipe.roles) == 1:
@@ -183,10 +184,10 @@ class Role(Party):
         if held:
             mma_wait(0)
             for ring in held:
-                ring.give_back(before[ring.name].get(), pipe.steps > 0)
+                ring.give_back(before[ring.name].get(), steps > 0)
         unused = [v.value.op for name, v in before.items() if name not in {r.name for r in held}]
         outer.ops[:] = [op for op in outer.ops if not any(op is dead for dead in unused)]
-        with when(pipe.steps < 1):
+        with when(steps < 1):
             for acc in self.accumulators:
                 fill(acc, 0.0 if acc.dtype.is_float else 0)
         for acc in self.accumulators:

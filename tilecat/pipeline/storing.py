@@ -53,7 +53,7 @@ class Storing(Party):
             self._count[ring.name] = var(0, name=f"{ring.name}_stored")
         for task in pipe.tasks_of_cta():
             if "store" in self.holes:
-                for step in range_(pipe.steps):
+                for step in range_(pipe.steps_of(task)):
                     self._visit(rings, scope, "step", task, step)
             self._visit(rings, scope, "task", task)
         if self._bulk:

@@ -76,8 +76,9 @@ class Machine:
         self.counts = [0] * len(program.instructions)
         self.stats: Counter[str] = Counter()
         self.cache: dict = {}
-        # Runs another cluster to its end while this one polls; False if none is left.
+        # Another cluster runs while this one polls; False if none can change anything.
         self.run_other: Callable[[], bool] = lambda: False
+        self.changed: Callable[[], None] = lambda: None  # what is polled has changed
         self.conflicts: dict[int, tuple[int, int]] = {}
         self.param_offsets = {param.name: param.offset for param in program.module.params}
         self._layout_shared(smem_bytes)
@@ -310,6 +311,8 @@ class Machine:
         key = (item.pc, fiber.lo)
         last, count = self.watched.get(key, (b"", 0))
         count = count + 1 if last == seen else 0
+        if not count:
+            self.changed()
         if count == _PATIENCE and self.run_other():
             count = 0
         if count > 4 * _PATIENCE:

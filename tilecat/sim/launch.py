@@ -29,6 +29,7 @@ from tilecat.sim import (
     warp,
     wgmma,
 )  # fmt: skip
+from tilecat.sim.clusters import Clusters
 from tilecat.sim.core import RESERVED_BYTES, Machine
 from tilecat.sim.global_memory import EncodedMap, GlobalMemory, Pointer, TensorMap
 from tilecat.sim.parse import Parameter
@@ -151,28 +152,6 @@ def _another(new_machine: Callable[[], Machine], statics: dict, first: Machine) 
     return machine
 
 
-def _run_clusters(
-    first: Machine, waiting: list[int], another: Callable[[Machine], Machine],
-    progress: Callable[[int, int], None] | None,
-) -> None:  # fmt: skip
-    """One cluster after the other; one that polls in vain lets the next ones run first."""
-    total, done = len(waiting) * first.ctas, 0
-
-    def run_on(machine: Machine) -> bool:
-        nonlocal done
-        if not waiting:
-            return False
-        machine.run_other = lambda: run_on(another(first))
-        machine.run_cluster(waiting.pop(0))
-        done += first.ctas
-        if progress is not None:
-            progress(done, total)
-        return True
-
-    while run_on(first):
-        pass
-
-
 def run(
     program: Program | str, *, grid: int | Sequence[int], args: Sequence[object], smem_bytes: int,
     table: AddressTable | None = None, seed: int = 0, races: bool = True, limit: int | None = None,
@@ -221,5 +200,6 @@ def run(
         np.random.default_rng(seed).shuffle(order)
     # Products of 64 rows: on two busy cores a second thread makes a run 2 to 6 times slower.
     with threadpool_limits(1, user_api="blas"):
-        _run_clusters(machine, order.tolist(), partial(_another, new_machine, statics), progress)
+        another = partial(_another, new_machine, statics)
+        Clusters(machine, order.tolist(), another, progress).run()
     return _result(machine, machine.reporter.found.values())

@@ -1,0 +1,90 @@
+"""split_k of the GEMM on the PTX machine: sums, their order, and turns that need no zeros again."""
+
+from __future__ import annotations
+
+import gemm_cases
+import numpy as np
+import pytest
+import reference
+from failures import fails
+
+import tilecat as tc
+from tilecat import LayoutError, ScopeError
+from tilecat.kernels.epilogues import Step
+from tilecat.kernels.gemm import matmul as kernel
+
+TILES = {"tile_m": 64, "tile_n": 64, "stages": 2}
+
+
+class Split:
+    """A product and what its parts share; sums begin as NaN, turns as zeros."""
+
+    def __init__(self, dtype: str, batch: tuple[int, ...] = (), m: int = 70, n: int = 88,
+                 k: int = 320, out: str = "f32"):  # fmt: skip
+        rng = np.random.default_rng(0)
+        self.a = gemm_cases.numbers(rng, (*batch, m, k), dtype, "row")
+        self.b = gemm_cases.numbers(rng, (*batch, k, n), dtype, "col")
+        whole = dtype == "s8"
+        self.name = "s32" if whole else out
+        self.sums = np.full((*batch, m, n), -(1 << 30) if whole else np.nan,
+                            np.int32 if whole else np.float32)  # fmt: skip
+        self.turns = np.zeros((*batch, 4, 4), np.int32)
+        self.chain = gemm_cases.product(self.a, self.b)
+
+    def run(self, parts: int, *args, seed: int = 0, grid: int = 12, **params) -> np.ndarray:
+        """One launch, with fewer CTAs than tasks or more."""
+        out = gemm_cases.poisoned(self.sums.shape, self.name)
+        result = kernel.simulate(
+            self.a, self.b, out, self.sums, self.turns, *args, split_k=parts, seed=seed,
+            grid=grid, **{**TILES, **params},
+        )  # fmt: skip
+        assert not result.reports
+        assert not self.turns.any(), "the last part leaves its turn at 0"
+        return out
+
+    def check(self, out: np.ndarray) -> None:
+        """Against float64."""
+        if out.dtype == np.int32:
+            np.testing.assert_array_equal(out, self.chain.value)
+            return
+        wanted = reference.Reference(self.chain.value, self.chain.error)
+        reference.assert_close(out, wanted, out.dtype)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16", "f32", "e4m3", "s8"])
+def test_parts_add_up(dtype):
+    split = Split(dtype)
+    split.check(split.run(3))
+
+
+@pytest.mark.parametrize("parts, grid", [(2, 8), (4, 6), (7, 5)])
+def test_bits_are_equal_in_every_order_of_ctas(parts, grid):
+    split = Split("bf16")  # 5 steps: with 7 parts some have none
+    first = split.run(parts)
+    split.check(first)
+    for seed in (1, 2, 3, 6, 7):
+        np.testing.assert_array_equal(split.run(parts, seed=seed, grid=grid), first)
+
+
+def test_planes_clusters_and_two_consumers():
+    split = Split("bf16", batch=(2,), m=140)
+    split.check(split.run(2))
+    split.check(split.run(2, cluster=2))
+    split.check(split.run(2, tile_m=128))
+
+
+def test_the_epilogue_takes_the_whole_sum():
+    split, bias = Split("bf16", out="bf16"), np.linspace(-3, 3, 88, dtype=np.float32)
+    out = split.run(3, bias, epilogue=(Step(tc.epilogues.bias, 1), Step(tc.epilogues.relu)))
+    split.chain.value = np.maximum(split.chain.value + bias, 0)
+    split.check(out)
+
+
+def test_split_k_refuses_what_has_no_parts():
+    split = Split("bf16")
+    fails(lambda: split.run(2, split.b, second=True), LayoutError,
+          "matmul: one plain product has its K split, got split_k=2", at="tc.require(")  # fmt: skip
+    with pytest.raises(LayoutError, match="split_k: parts is a compile-time int from 1 up, got"):
+        split.run(0)
+    with pytest.raises(ScopeError, match="split_k: tasks is an order of tasks, got 3"):
+        tc.split_k(3, 2, 4)
