@@ -46,6 +46,7 @@ LAYERS = (
     ("binding",),
     ("driver",),
     ("pipeline",),
+    ("model",),
     ("kernels",),
     ("gemm_groups", "gemm_call", "gemm_choice", "operators"),
     ("testing",),

@@ -7,6 +7,7 @@ from itertools import product
 from .spec import MMA_SYNC, WGMMA, Arch, Limit, MmaForm
 
 _GUIDE = "CUDA C++ Programming Guide, table of technical specifications, compute capability 9.0"
+_L2 = "cudaDeviceProp::l2CacheSize of an H200, 2026-11 (an H100 has 50 MiB)"
 _SHARED = "CUDA C++ Programming Guide, shared memory of compute capability 9.0: 1 KiB a block"
 # N of wgmma: steps of 8 to 256; for integers 24 is the last that is no multiple of 16.
 _N = tuple(range(8, 257, 8))
@@ -55,6 +56,7 @@ HOPPER = Arch(
         ("shared_bytes_per_cta", Limit(232448, "bytes", _GUIDE + ": 227 KiB a block")),
         ("shared_bytes_per_sm", Limit(233472, "bytes", _GUIDE + ": 228 KiB a multiprocessor")),
         ("shared_bytes_reserved", Limit(1024, "bytes a CTA", _SHARED)),
+        ("l2_bytes", Limit(62914560, "bytes", _L2)),
         ("registers_per_sm", Limit(65536, "32-bit registers", _GUIDE)),
         ("registers_per_thread", Limit(255, "32-bit registers", _GUIDE)),
         ("threads_per_cta", Limit(1024, "threads", _GUIDE)),
