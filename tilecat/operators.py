@@ -82,19 +82,16 @@ def matmul(
 
     Example: `y = tc.matmul(x, w, epilogue=((tc.epilogues.bias, bias), tc.epilogues.gelu))`
     """
-    key, scales = None, (scale_a, scale_b)
+    key = None
     whole = type(alpha) is type(beta) is float and alpha == 1 and beta == 0 and epilogue == ()
     if whole and out_dtype is second is scale_a is scale_b is None:
         key = layout_key((a, b, out))
         if key is not None and (ready := _ready.get(key)) is not None:
             return ready(a, b, out)
-    call = prepare(a, b, out, Options(out_dtype, alpha, beta, scales, second, epilogue))
-    problem = _problem(call)
-    params = _launch(call, problem, _turned(*call.arrays) if problem.turned else call.arrays)
+    options = Options(out_dtype, alpha, beta, (scale_a, scale_b), second, epilogue)
+    ready = _launch(call := prepare(a, b, out, options))
     if key is not None and call.arrays[0] is a and call.arrays[1] is b and not call.args:
-        if len(_ready) >= MAX_READY:
-            _ready.clear()
-        _ready[key] = Ready(tuple(call.out.shape), view(call.out).dtype, problem.turned, params)
+        _remember(key, ready)
     return call.out
 
 
@@ -125,13 +122,21 @@ class Ready:
         return out
 
 
+def _remember(key: Any, ready: Ready) -> None:
+    if len(_ready) >= MAX_READY:
+        _ready.clear()
+    _ready[key] = ready
+
+
 def _turned(a: Any, b: Any, out: Any) -> tuple[Any, Any, Any]:
     """Operands of `out.T = b.T @ a.T`."""
     return b.swapaxes(-1, -2), a.swapaxes(-1, -2), out.swapaxes(-1, -2)
 
 
-def _launch(call: GemmCall, problem: Problem, arrays: tuple[Any, ...]) -> dict[str, int]:
+def _launch(call: GemmCall) -> Ready:
     """Calls the kernel; with narrower tiles where the epilogue's registers would spill."""
+    problem = _problem(call)
+    arrays = _turned(*call.arrays) if problem.turned else call.arrays
     steps, more = call.params["epilogue"], {k: v for k, v in call.params.items() if v}
     key = problem, steps, *(view(x).dtype for x in arrays)
     while True:
@@ -140,7 +145,7 @@ def _launch(call: GemmCall, problem: Problem, arrays: tuple[Any, ...]) -> dict[s
             params = {**params, "stages": min(params["stages"], 4)}
         try:
             matmul_kernel(*arrays, *call.args, **params, **more)
-            return params
+            return Ready(tuple(call.out.shape), view(call.out).dtype, problem.turned, params)
         except ResourceError as error:
             narrower = params["tile_n"] // 2
             if "spill" not in error.message or not steps or narrower < 64:

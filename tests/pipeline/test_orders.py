@@ -86,7 +86,9 @@ def test_orders_of_python_numbers_are_the_same(name: str):
 OF_MATMUL = ("grouped", "snake", "row", "column", tc.column_major, diagonals)
 
 
-@pytest.mark.parametrize("order", OF_MATMUL, ids=str)
+@pytest.mark.parametrize(
+    "order", OF_MATMUL, ids=lambda order: getattr(order, "__name__", order)
+)
 def test_matmul_in_every_order_is_the_product(order: Any):
     rng = np.random.default_rng(0)
     a, b = (rng.standard_normal(s).astype(BF16) for s in ((3, 200, 72), (3, 72, 328)))

@@ -288,6 +288,21 @@ def test_launch_refuses_too_much_shared_memory(cuda):
         launch.Launcher(replace(scale(), smem_bytes=232449), b"cubin")([tensor((4,), (1,)), 1.0])
 
 
+def test_a_prepared_launch_shows_what_the_kernel_prints_each_time(cuda, monkeypatch):
+    shown = []
+    buffer = SimpleNamespace(address=64, show=shown.append)
+    monkeypatch.setattr(launch, "DebugBuffer", lambda module: buffer)
+    launcher = launch.Launcher(replace(scale(), sites=("a line",)), b"cubin")
+    call = launcher.prepare([tensor((100,), (3,)), 2.5])
+    call(5)
+    call(7)
+    assert shown == [5, 7] and len(cuda.launches) == 2
+    cuda.status = real.CUresult.CUDA_ERROR_LAUNCH_FAILED
+    with pytest.raises(ResourceError):
+        call(9)
+    assert shown == [5, 7]
+
+
 def test_prepared_blocks_are_bounded(cuda, monkeypatch):
     monkeypatch.setattr(launch, "_BLOCKS_KEPT", 4)
     launcher = launch.Launcher(scale(), b"cubin")

@@ -127,19 +127,22 @@ class Launcher:
             return lambda stream: self._run(block, args, stream, None)
         kind = type(args[self._first].array)
         current = _stream_getters.get(kind) or _stream_getter(args[self._first].array)
-        index, context = block.loaded.gpu.index, block.loaded.gpu.context
-        extents = block.loaded.grid
+        loaded, extents = block.loaded, block.loaded.grid
+        index, context, output = loaded.gpu.index, loaded.gpu.context, loaded.output
+        launch = self._launch
 
         def call(stream: Any) -> None:
             handle = current(None, index) if stream is None else stream_handle(stream)
             error, now = cuda.cuCtxGetCurrent()
             if error or int(now) != context:
-                with driver.made_current(block.loaded.gpu):
-                    status = self._launch(block, extents, handle)
+                with driver.made_current(loaded.gpu):
+                    status = launch(block, extents, handle)
             else:
-                status = self._launch(block, extents, handle)
+                status = launch(block, extents, handle)
             if status:
                 raise driver.error(f"launch {self.module.entry} on cuda:{index}", status)
+            if output is not None:
+                output.show(handle)
 
         return call
 
