@@ -101,3 +101,26 @@ def test_an_epilogue_whose_registers_would_spill_gets_a_narrower_tile(monkeypatc
     assert tried[-2:] == [64, 64] and tried[0] > 64 and len(tried) <= 4
     with pytest.raises(tc.ResourceError):
         tc.matmul(a, a.T)
+
+
+class OnlyDlpack:
+    """An array seen through DLPack alone."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __dlpack__(self, **options):
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
+def test_arrays_of_protocols_alone_are_multiplied():
+    rng = np.random.default_rng(6)
+    a, b = (rng.standard_normal(s).astype(f16.numpy) for s in ((8, 72), (72, 136)))
+    out = np.full((8, 136), np.nan, f16.numpy)
+    for _ in range(2):
+        tc.matmul(*map(OnlyDlpack, (a, b, out)))
+    exact = a.astype(np.float64) @ b.astype(np.float64)
+    assert np.linalg.norm(out.astype(np.float64) - exact) <= 2**-10 * np.linalg.norm(exact)

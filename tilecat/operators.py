@@ -145,7 +145,8 @@ def _launch(call: GemmCall) -> Ready:
             params = {**params, "stages": min(params["stages"], 4)}
         try:
             matmul_kernel(*arrays, *call.args, **params, **more)
-            return Ready(tuple(call.out.shape), view(call.out).dtype, problem.turned, params)
+            made = view(call.out)
+            return Ready(tuple(made.shape), made.dtype, problem.turned, params)
         except ResourceError as error:
             narrower = params["tile_n"] // 2
             if "spill" not in error.message or not steps or narrower < 64:
