@@ -8,8 +8,8 @@ import tilecat.sim
 ALLOWED = {"tilecat.errors", "tilecat.addresses", "tilecat.dtypes"}
 OUTSIDE = {"numpy", "ml_dtypes", "threadpoolctl"}
 STANDARD = {
-    "__future__", "bisect", "collections", "ctypes", "dataclasses", "functools", "re", "struct", "threading",
-    "typing",
+    "__future__", "bisect", "collections", "ctypes", "dataclasses", "functools", "re", "struct",
+    "threading", "typing",
 }  # fmt: skip
 
 
