@@ -83,7 +83,8 @@ def test_the_epilogue_takes_the_whole_sum():
 def test_split_k_refuses_what_has_no_parts():
     split = Split("bf16")
     fails(lambda: split.run(2, split.b, second=True), LayoutError,
-          "matmul: one plain product has its K split, got split_k=2", at="tc.require(")  # fmt: skip
+          "matmul: one plain product, on a persistent grid, has its K split, got split_k=2",
+          at="tc.require(")  # fmt: skip
     with pytest.raises(LayoutError, match="split_k: parts is a compile-time int from 1 up, got"):
         split.run(0)
     with pytest.raises(ScopeError, match="split_k: tasks is an order of tasks, got 3"):

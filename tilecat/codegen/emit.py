@@ -37,6 +37,7 @@ def generate(checked: CheckedKernel) -> PtxModule:
         table=_table(checked, writer),
         dependent=bool(kernel.facts.get("dependent")),
         sites=tuple(writer.sites),
+        tasks=kernel.facts.get("tasks"),
     )
 
 

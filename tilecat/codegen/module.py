@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..addresses import AddressTable, DebugSite
+from .count import Count
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,7 @@ class PtxModule:
         table: names for addresses.
         dependent: it waits for the kernels before it on the stream, and may start before they end.
         sites: what its prints, assertions and limited waits are, by number.
+        tasks: clusters of its grid, one a task; None for as many as the device holds.
     """
 
     text: str
@@ -110,3 +112,4 @@ class PtxModule:
     table: AddressTable
     dependent: bool = False
     sites: tuple[DebugSite, ...] = ()
+    tasks: Count | None = None

@@ -46,7 +46,8 @@ def tasks_of(A, B, C, args, *, tile_m, tile_n, tile_k, group, cluster, groups, o
     tc.require(tile_m > 0 and tile_m % 64 == 0,
                f"matmul: tile_m is a multiple of 64, got {tile_m=}")  # fmt: skip
     tc.require(split_k == 1 or one and not groups,
-               f"matmul: one plain product has its K split, got {split_k=}")  # fmt: skip
+               "matmul: one plain product, on a persistent grid, has its K split, got "
+               f"{split_k=}")  # fmt: skip
     tc.require(order in ORDERS or callable(order),
                f"matmul: order is {', '.join(ORDERS)}, or a function of block rows and columns, "
                f"got {order=}", hint='order="grouped"')  # fmt: skip
@@ -112,7 +113,7 @@ def load_rows(a, A, C, task, k, groups):
 @tc.kernel
 def matmul(A: gl[TA, ..., "M", "K"], B: gl[TB, ..., "K", "N"], C: inout[TC, ..., "M", "N"], *args,
            tile_m=128, tile_n=256, tile_k=0, stages=4, group=8, cluster=1, order="grouped",
-           epilogue=(), second=False, block_scales=False, groups=False, split_k=1):  # fmt: skip
+           epilogue=(), second=False, block_scales=False, groups=False, split_k=1, persistent=True):
     """C = epilogue(A @ B), fp32 sums (s32 of s8).
 
     Args:
@@ -123,15 +124,15 @@ def matmul(A: gl[TA, ..., "M", "K"], B: gl[TB, ..., "K", "N"], C: inout[TC, ...,
         order: of the tiles, in groups of `group` block rows: grouped, snake; row, column; or a
             function of block rows and columns that makes a schedule.
         epilogue: steps; with `second`, the first takes the tiles of both products.
-        split_k: tasks that share the K of a tile.
+        split_k: tasks that share the K of a tile.  persistent: or each CTA has one task.
     """
     n = tile_m // 64
     tile_k = tile_k or STEP_BYTES // A.dtype.nbytes
     tasks, shared, args = tasks_of(A, B, C, args, tile_m=tile_m, tile_n=tile_n, tile_k=tile_k,
                                    group=group, cluster=cluster, groups=groups, order=order,
-                                   split_k=split_k, one=not (second or block_scales))  # fmt: skip
+                                   split_k=split_k, one=persistent and not (second or block_scales))
     pipe = tc.lcf(consumers=n, stages=stages, tasks=tasks, steps=tc.cdiv(A.cols, tile_k),
-                  cluster=cluster)  # fmt: skip
+                  cluster=cluster, persistent=persistent)  # fmt: skip
     more, *args = args if second else (None, *args)
     a = pipe.input(st[multiplied_as(A), 64, tile_k, order_of(A, "row")], count=n)
     b = pipe.input(st[multiplied_as(B), tile_k, tile_n, order_of(B, "col")])

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..builder import Builder, add, current
 from ..check.resources import shared_limit
+from ..codegen.count import count_of
 from ..errors import Loc, ResourceError, ScopeError
 from ..ir import Role as Threads
 from ..ir import Scope
@@ -37,7 +38,7 @@ WARP_THREADS = 32
 
 
 class Pipeline:
-    """One producer feeds roles of consumer warpgroups through rings, on a persistent grid.
+    """One producer feeds roles of consumer warpgroups through rings.
 
     Args:
         template: its name, for errors.
@@ -46,11 +47,12 @@ class Pipeline:
         steps: steps of a task, a scalar.
         cluster: CTAs of a cluster, 1, 2 or 4.
         blocks_per_sm: CTAs that share an SM, and its registers.
+        persistent: whether as many CTAs as the device holds share the tasks, or each CTA has one.
     """
 
     def __init__(
         self, template: str, *, stages: int, tasks: Schedule, steps: Any, cluster: int = 1,
-        blocks_per_sm: int = 1,
+        blocks_per_sm: int = 1, persistent: bool = True,
     ):  # fmt: skip
         self.builder: Builder = current()
         self.loc: Loc | None = self.builder.loc()
@@ -75,6 +77,7 @@ class Pipeline:
                 hint=f"tc.grouped(..., cluster={cluster})",
             )
         check_int(f"{template}: blocks_per_sm", blocks_per_sm, 1, 8, self.loc)
+        self._size_grid(tasks, persistent)
         self.builder.kernel.cluster = cluster
         facts["cluster_cols"] = tasks.cluster_cols
         self.stages = stages
@@ -90,6 +93,15 @@ class Pipeline:
         self.slots: dict[str, list[Slots]] = {}
         facts.update(template=template, stages=stages, blocks_per_sm=blocks_per_sm)
         self.builder.finalizers.append(self.build)
+
+    def _size_grid(self, tasks: Schedule, persistent: bool) -> None:
+        if not isinstance(persistent, bool):
+            raise ResourceError(
+                f"{self.template}: persistent is True or False, got {persistent=}", loc=self.loc
+            )
+        if not persistent:
+            what = f"{self.template}: persistent=False"
+            self.builder.kernel.facts["tasks"] = count_of(operand_of(tasks.count), what)
 
     # ---- what the kernel declares
 

@@ -136,6 +136,7 @@ class Lcf(Consumers):
             and share tiles loaded with `multicast=True`.
         pingpong: consumers take turns where the kernel says `with pipe.turn():`; 2 or 3 of them.
         blocks_per_sm: CTAs that share an SM, its registers and its shared memory.
+        persistent: False makes the grid as large as the tasks are many, and each CTA has one.
     """
 
     def output(self, kind: SharedTileType) -> Output:
@@ -215,6 +216,7 @@ class Roles(_Stores):
         steps: steps of a task, a scalar.
         cluster: CTAs of a cluster, 1, 2 or 4.
         blocks_per_sm: CTAs that share an SM, its registers and its shared memory.
+        persistent: False makes the grid as large as the tasks are many, and each CTA has one.
     """
 
     def role(self, name: str, *, warpgroups: int = 1, registers: int | None = None) -> Role:
@@ -268,40 +270,41 @@ class Roles(_Stores):
 
 def lcf(
     *, consumers: int, stages: int, tasks: Schedule, steps: Any, pingpong: bool = False,
-    cluster: int = 1, blocks_per_sm: int = 1,
+    cluster: int = 1, blocks_per_sm: int = 1, persistent: bool = True,
 ) -> Lcf:  # fmt: skip
-    """A load-compute-finish pipeline (see `Lcf`), on a persistent grid.
+    """A load-compute-finish pipeline (see `Lcf`).
 
     Scope: CTA; one a kernel, in place of `tc.warpgroup`. PTX: `setmaxnreg`, `mbarrier.*`.
     """
     return Lcf(
         "lcf", consumers=consumers, stages=stages, tasks=tasks, steps=steps, pingpong=pingpong,
-        cluster=cluster, blocks_per_sm=blocks_per_sm,
+        cluster=cluster, blocks_per_sm=blocks_per_sm, persistent=persistent,
     )  # fmt: skip
 
 
 def lcsf(
     *, consumers: int, stages: int, tasks: Schedule, steps: Any, pingpong: bool = False,
-    cluster: int = 1, blocks_per_sm: int = 1,
+    cluster: int = 1, blocks_per_sm: int = 1, persistent: bool = True,
 ) -> Lcsf:  # fmt: skip
-    """A load-compute-store-finish pipeline (see `Lcsf`), on a persistent grid.
+    """A load-compute-store-finish pipeline (see `Lcsf`).
 
     Scope: CTA; one a kernel, in place of `tc.warpgroup`. PTX: `setmaxnreg`, `mbarrier.*`.
     """
     return Lcsf(
         "lcsf", consumers=consumers, stages=stages, tasks=tasks, steps=steps, pingpong=pingpong,
-        cluster=cluster, blocks_per_sm=blocks_per_sm,
+        cluster=cluster, blocks_per_sm=blocks_per_sm, persistent=persistent,
     )  # fmt: skip
 
 
 def roles(
-    *, stages: int, tasks: Schedule, steps: Any, cluster: int = 1, blocks_per_sm: int = 1
-) -> Roles:
-    """A pipeline of roles (see `Roles`), on a persistent grid.
+    *, stages: int, tasks: Schedule, steps: Any, cluster: int = 1, blocks_per_sm: int = 1,
+    persistent: bool = True,
+) -> Roles:  # fmt: skip
+    """A pipeline of roles (see `Roles`).
 
     Scope: CTA; one a kernel, in place of `tc.warpgroup`. PTX: `setmaxnreg`, `mbarrier.*`.
     """
     return Roles(
         "roles", stages=stages, tasks=tasks, steps=steps, cluster=cluster,
-        blocks_per_sm=blocks_per_sm,
+        blocks_per_sm=blocks_per_sm, persistent=persistent,
     )  # fmt: skip

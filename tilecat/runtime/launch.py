@@ -21,6 +21,7 @@ import ml_dtypes
 import numpy as np
 from cuda.bindings import driver as cuda
 
+from ..codegen.count import counted
 from ..codegen.module import (
     DebugParam,
     ExtentParam,
@@ -73,9 +74,14 @@ class _Loaded:
 
 @dataclass(frozen=True, eq=False)
 class _Block:
-    """Packed parameters: `address` is the `void**` that the driver copies them through."""
+    """Packed parameters: `address` is the `void**` that the driver copies them through.
+
+    Args:
+        grid: CTAs, unless the call says.
+    """
 
     loaded: _Loaded
+    grid: tuple[int, int, int]
     address: int
     buffer: Any
     pointers: Any
@@ -108,7 +114,8 @@ class Launcher:
             args: one entry a kernel argument: an ArrayView in CUDA memory, or a number.
             stream: a CUDA stream's handle or an object with `__cuda_stream__`; None takes the
                 current stream of the library that the first array comes from, or the default one.
-            grid: CTAs, one to three extents; None takes as many as the GPU holds at once.
+            grid: CTAs, one to three extents; None takes as many as the GPU holds at once, or one a
+                task where the kernel is not persistent.
 
         Raises:
             ResourceError: no driver, no GPU, a GPU the kernel is not for, an error of the launch.
@@ -127,7 +134,7 @@ class Launcher:
             return lambda stream: self._run(block, args, stream, None)
         kind = type(args[self._first].array)
         current = _stream_getters.get(kind) or _stream_getter(args[self._first].array)
-        loaded, extents = block.loaded, block.loaded.grid
+        loaded, extents = block.loaded, block.grid
         index, context, output = loaded.gpu.index, loaded.gpu.context, loaded.output
         launch = self._launch
 
@@ -164,7 +171,7 @@ class Launcher:
             handle = 0 if self._first is None else _stream_of(args[self._first].array, loaded.gpu)
         else:
             handle = stream if type(stream) is int else stream_handle(stream)
-        extents = loaded.grid if grid is None else self._extents(grid)
+        extents = block.grid if grid is None else self._extents(grid)
         error, context = cuda.cuCtxGetCurrent()
         if not error and int(context) == loaded.gpu.context:
             status = self._launch(block, extents, handle)
@@ -221,12 +228,16 @@ class Launcher:
         with driver.made_current(gpu):
             loaded = self._loaded.get(gpu.index) or self._load(gpu)
             values = [_packed(param, args, loaded.output) for param in self.module.params]
-            block = _pack(loaded, values)
+            block = _pack(loaded, self._grid(loaded, args), values)
         with self._lock:
             while len(self._blocks) >= _BLOCKS_KEPT:
                 self._blocks.pop(next(iter(self._blocks)))
             self._blocks[key] = block
         return block
+
+    def _grid(self, loaded: _Loaded, args: Sequence[Any]) -> tuple[int, int, int]:
+        tasks = self.module.tasks
+        return loaded.grid if tasks is None else (counted(tasks, args) * self.module.cluster, 1, 1)
 
     def _load(self, gpu: driver.Device) -> _Loaded:
         with self._lock, driver.capture_relaxed():
@@ -406,7 +417,7 @@ def _number(name: str, dtype: str, code: str, value: Any) -> bytes:
         ) from error
 
 
-def _pack(loaded: _Loaded, values: list[bytes]) -> _Block:
+def _pack(loaded: _Loaded, grid: tuple[int, int, int], values: list[bytes]) -> _Block:
     """Parameters one after the other, each at a multiple of 64 bytes, as tensor maps need."""
     slots = [-(-len(value) // 64) * 64 for value in values]
     buffer = ctypes.create_string_buffer(sum(slots) + 64)
@@ -416,4 +427,4 @@ def _pack(loaded: _Loaded, values: list[bytes]) -> _Block:
         ctypes.memmove(address, value, len(value))
         pointers[index] = address
         address += slot
-    return _Block(loaded, ctypes.addressof(pointers), buffer, pointers)
+    return _Block(loaded, grid, ctypes.addressof(pointers), buffer, pointers)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from .. import sim
+from ..codegen.count import counted
 from ..codegen.module import (
     DebugParam,
     ExtentParam,
@@ -44,7 +45,8 @@ def launch(
     Args:
         module: the kernel.
         args: one entry a kernel argument: an ArrayView in CPU memory, or a number.
-        grid: CTAs; None takes DEFAULT_CTAS, rounded up to whole clusters.
+        grid: CTAs; None takes DEFAULT_CTAS, rounded up to whole clusters, or one a task where the
+            kernel is not persistent.
         seed: chooses one order of the asynchronous agents.
         races: whether to look for races.
         progress: passed on to the machine.
@@ -53,7 +55,7 @@ def launch(
         ResourceError: an array that is not in CPU memory.
     """
     if grid is None:
-        grid = -(-DEFAULT_CTAS // module.cluster) * module.cluster
+        grid = _grid(module, args)
     _check_on_cpu(module, args)
     buffer = np.zeros(debug_output.BUFFER_WORDS if module.sites else 0, np.uint32)
     if module.sites:
@@ -69,6 +71,12 @@ def launch(
         progress=progress,
     )
     return _with_output(module, buffer, result) if module.sites else result
+
+
+def _grid(module: PtxModule, args: Sequence[Any]) -> int:
+    if module.tasks is not None:
+        return max(counted(module.tasks, args), 1) * module.cluster
+    return -(-DEFAULT_CTAS // module.cluster) * module.cluster
 
 
 def _with_output(module: PtxModule, buffer: np.ndarray, result: sim.Result) -> sim.Result:
