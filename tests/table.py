@@ -272,8 +272,8 @@ def kernel_of(case: Case) -> tc.KernelFunction:
     kind = rt[given, *shape, case.order].held_by(1 if warp else 4)
 
     def table_case(
-        X: gl[given, "M", "N"], Y: gl[given, "M", "N"], R: gl[wide, "M"], C: gl[wide, "N"],
-        Z: gl[made, "M", "N"], n: s32, s: f32,
+        X: gl[given, *case.shape], Y: gl[given, *case.shape], R: gl[wide, case.shape[0]],
+        C: gl[wide, case.shape[1]], Z: gl[made, *case.shape], n: s32, s: f32,
     ):  # fmt: skip
         with tc.warpgroup(), tc.warps() if warp else contextlib.nullcontext():
             at = [0, 0]

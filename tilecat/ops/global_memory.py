@@ -168,6 +168,20 @@ class GlobalAccess(Op):
         """Bytes of an access of a tile that is wholly inside, or of a vector's."""
         return self.run(self.registers_type) * element_dtype(self.arg).nbytes
 
+    @property
+    def surely_inside(self) -> bool:
+        """Whether extents and places known while tracing leave no element outside."""
+        kind, static = self.registers_type, self.arg.static
+        if self.bounds or self.reverse or not static:
+            return False
+        shape = kind.shape if isinstance(kind, RegTileType) else (kind.length,)
+        extents = dict(zip(self.axes or default_axes(kind, self.arg), shape, strict=True))
+        return all(
+            isinstance(coord, int) and limit is not None
+            and 0 <= coord <= limit - extents.get(dim, 1)
+            for dim, (coord, limit) in enumerate(zip(self.coords, static, strict=True))
+        )  # fmt: skip
+
     def all_inside(self, w: Any, kind: RegTileType) -> str:
         """Predicate: no element of the tile lies outside the tensor; one value a scope."""
         axes, found = self.axes or default_axes(kind, self.arg), None
@@ -196,8 +210,10 @@ class GlobalAccess(Op):
     def in_runs(
         self, w: Any, kind: RegTileType, registers: tuple[str, ...],
         move: Callable[[str, str, str], str],
-    ) -> str | None:  # fmt: skip
+    ) -> tuple[bool, str | None]:  # fmt: skip
         """Whole runs of elements for a tile that is inside; the label behind the slow way.
+
+        No label where there is no slow way, and nothing written where there are no runs.
 
         Args:
             w: the writer.
@@ -207,28 +223,38 @@ class GlobalAccess(Op):
         """
         run = self.run(kind)
         if run == 1:
-            return None
+            return False, None
+        if self.surely_inside:
+            with w.nested():
+                self._runs(w, kind, registers, move)
+            return True, None
         end, slow = w.label("moved"), w.label("edge")
         w.line(ptx.bra(slow), pred=f"!{self.all_inside(w, kind)}")
         with w.nested():
-            place, steps = self.place(w, kind)
-            per = run * kind.dtype.bits // 32
-            suffix = memory_kind(kind.dtype) if kind.dtype.bits == 32 else "b32"
-            for index in range(0, len(registers), per):
-                part = registers[index : index + per]
-                address = self._near(w, place, steps[run * index // per])
-                text = (f"v{per}.{suffix}", ptx.vector(part)) if per > 1 else (suffix, part[0])
-                w.line(move(text[0], address, text[1]))
+            self._runs(w, kind, registers, move)
         w.line(ptx.bra(end))
         w.mark(slow)
-        return str(end)
+        return False, str(end)
+
+    def _runs(
+        self, w: Any, kind: RegTileType, registers: tuple[str, ...],
+        move: Callable[[str, str, str], str],
+    ) -> None:  # fmt: skip
+        run, (place, steps) = self.run(kind), self.place(w, kind)
+        per = run * kind.dtype.bits // 32
+        suffix = memory_kind(kind.dtype) if kind.dtype.bits == 32 else "b32"
+        for index in range(0, len(registers), per):
+            part = registers[index : index + per]
+            address = self._near(w, place, steps[run * index // per])
+            text = (f"v{per}.{suffix}", ptx.vector(part)) if per > 1 else (suffix, part[0])
+            w.line(move(text[0], address, text[1]))
 
     def _near(self, w: Any, place: Place, steps: Steps) -> str:
         """An address whose step along the contiguous axis is the instruction's immediate."""
         near = self.arg.contiguous
         far = {dim: step for dim, step in steps.items() if dim != near}
         key = tuple(far.items())
-        base = w.local(("row", id(place), key), "b64", "row", lambda r: w.line(
+        base = w.local(("row", place.base, key), "b64", "row", lambda r: w.line(
             ptx.alu("mov.b64", r, place.address(far))
         ))  # fmt: skip
         step = steps[near]
@@ -271,11 +297,13 @@ class LoadGlobal(GlobalAccess):
     def emit(self, w: Any) -> None:
         """`ld.global`, of runs of elements where they lie together, else of each."""
         registers, kind = w.regs(self.result), self.kind
-        end = None
+        done, end = False, None
         if isinstance(kind, RegTileType):
-            end = self.in_runs(
+            done, end = self.in_runs(
                 w, kind, registers, lambda suffix, at, part: ptx.ld_global(suffix, part, at)
             )
+        if done:
+            return
         with w.nested() if end is not None else nullcontext():
             self._elements(w, registers)
         if end is not None:
@@ -303,6 +331,9 @@ class LoadGlobal(GlobalAccess):
     def _load(self, w: Any, place: Place, step: Steps, register: str) -> None:
         dtype = element_dtype(self.arg)
         kind = memory_kind(dtype)
+        if self.surely_inside:
+            w.line(ptx.ld_global(kind, register, place.address(step)))
+            return
         value = number_text(self.fill, dtype)
         w.line(ptx.alu(f"mov.{'b32' if kind == 'b8' else kind}", register, value))
         w.line(ptx.ld_global(kind, register, place.address(step)), pred=place.mask(step))
@@ -378,10 +409,12 @@ class StoreGlobal(GlobalAccess):
 
     def emit(self, w: Any) -> None:
         """`st.global`, of runs of elements or of each; copies of a value are stored once."""
-        tile, registers, end = self.tile.type, w.regs(self.tile), None
+        tile, registers, done, end = self.tile.type, w.regs(self.tile), False, None
         assert isinstance(tile, RegTileType | RegVecType), "checked in infer"
         if isinstance(tile, RegTileType):
-            end = self.in_runs(w, tile, registers, ptx.st_global)
+            done, end = self.in_runs(w, tile, registers, ptx.st_global)
+        if done:
+            return
         with w.nested() if end is not None else nullcontext():
             self._elements(w, tile, registers)
         if end is not None:
@@ -392,13 +425,14 @@ class StoreGlobal(GlobalAccess):
     ) -> None:
         place, steps = self.place(w, tile)
         kind, mine = memory_kind(element_dtype(self.arg)), owner(w, tile)
-        per = 32 // tile.dtype.bits
+        per, sure = 32 // tile.dtype.bits, self.surely_inside
         for index, register in enumerate(registers):
             parts = split(w, register, per)
             if tile.dtype != self.arg.type.dtype:
                 parts = [narrow(w, register, element_dtype(self.arg))]
             for part, step in zip(parts, steps[per * index :], strict=False):
-                mask = w.both(w.both(place.mask(step), mine), held(w, tile, index))
+                mask = w.both(None if sure else place.mask(step), mine)
+                mask = w.both(mask, held(w, tile, index))
                 w.line(ptx.st_global(kind, place.address(step), part), pred=mask)
 
 
