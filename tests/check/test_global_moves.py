@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import tilecat as tc
-from tilecat import bf16, e4m3, f32, gl, rt, s32, u8
+from tilecat import bf16, e4m3, f32, gl, rt, rv, s32, u8
 from tilecat.check import global_moves
 from tilecat.dtypes import DType
 
@@ -84,3 +84,31 @@ def test_narrower_where_less_is_known_of_the_place():
         assert y[index].sum() == x.sum()
     stores = global_moves(places.compile(x, y, 3).kernel)[1:]
     assert [move.width_bytes for move in stores] == [16, 8, 4]
+
+
+def test_places_of_two_tensors_keep_their_own_addresses():
+    @tc.kernel
+    def twin(X: gl[f32, 128, 64], Y: gl[f32, 128, 64], P: gl[f32, 128, 64], Q: gl[f32, 128, 64]):
+        with tc.warpgroup():
+            for row in range(2):
+                for col in range(2):
+                    tc.store(P[row, col], tc.load(X[row, col], rt[f32, 64, 32]))
+                    tc.store(Q[row, col], tc.load(Y[row, col], rt[f32, 64, 32]))
+
+    x = np.arange(128 * 64, dtype=np.float32).reshape(128, 64)
+    y, p, q = -1 - x, np.zeros_like(x), np.zeros_like(x)
+    assert not twin.simulate(x, y, p, q, grid=1).reports
+    assert (p == x).all() and (q == y).all()
+    assert "edge" not in twin.compile(x, y, p, q).ptx
+
+
+def test_last_round_of_a_plain_vector_is_masked():
+    @tc.kernel
+    def copy(X: gl[f32, 100], Y: gl[f32, 100]):
+        with tc.warpgroup():
+            tc.store(Y.at(0), tc.load(X.at(0), rv[f32, 100, "plain"]))
+
+    x = np.arange(1, 101, dtype=np.float32)
+    y = np.zeros_like(x)
+    assert not copy.simulate(x, y, grid=1).reports
+    assert (y == x).all()

@@ -174,6 +174,9 @@ class GlobalAccess(Op):
         kind, static = self.registers_type, self.arg.static
         if self.bounds or self.reverse or not static:
             return False
+        vector = kind if isinstance(kind, RegVecType) else None
+        if vector and vector.axis == "plain" and vector.length % (32 * vector.warps):
+            return False  # threads of the last round lie beyond the vector
         shape = kind.shape if isinstance(kind, RegTileType) else (kind.length,)
         extents = dict(zip(self.axes or default_axes(kind, self.arg), shape, strict=True))
         return all(
