@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from ..builder import add
+from ..dtypes import f32
 from ..errors import LayoutError
 from ..ops.scan import Scan, scan_scratch_bytes
-from ..tiles import RegTileType, RegVecType
-from .maps import exp
-from .masks import make_causal
+from ..tiles import RegTileType, RegVecType, rt
+from .functions import full
+from .maps import broadcast_col, exp
+from .masks import tril, triu
 from .reductions import scratch
 from .values import RegTile, RegVec, registers_of, wrap
-from .vectors import to_col_vector, to_row_vector
+from .vectors import to_col_vector
 
 
 def _scan(
@@ -84,19 +86,30 @@ def cummin(
     return _scan("min", x, axis, exclusive, reverse)
 
 
-def decay_tile(log_decays: RegVec) -> RegTile:
+def decay_tile(log_decays: RegVec, *, reverse: bool = False) -> RegTile:
     """`out[i, j] = e**(g[j+1] + ... + g[i])` for `i >= j`, else 0: decays between steps of a chunk.
 
-    Made from differences of running sums in f32, masked before the exponential, so that nothing
-    overflows however strong the decay (factors e**G_i and e**-G_j would).
+    Each exponent is summed by itself, in f32, from the steps between j and i: no difference of
+    running sums cancels, none is `-inf - -inf`, and with g <= 0 nothing overflows. A step of -inf
+    forgets all before it.
 
     Args:
         log_decays: g, one value a step, usually <= 0: a row or column vector of f32.
+        reverse: the decays of reversed time, `e**(g[i+1] + ... + g[j])` for `j >= i`, else 0: the
+            transpose.
+
+    Scope: warpgroup, warp. PTX: a scan along each row (see `cumsum`) and `ex2.approx.ftz.f32`; of a
+    row vector also the exchange of `to_col_vector`.
     """
     kind = registers_of(log_decays, "decay_tile").type
-    if not isinstance(kind, RegVecType) or not kind.dtype.is_float or kind.axis == "plain":
+    if not isinstance(kind, RegVecType) or kind.dtype != f32 or kind.axis == "plain":
         raise LayoutError(f"decay_tile: wanted a row or column vector of f32, got {kind}")
-    total = cumsum(log_decays)
-    tile = to_row_vector(total) - to_col_vector(total)
-    make_causal(tile)
-    return exp(tile)  # type: ignore[no-any-return]
+    if not isinstance(reverse, bool):
+        raise LayoutError(f"decay_tile: reverse is True or False, got {reverse!r}")
+    steps = full(rt[f32, kind.length, kind.length], 0.0)
+    broadcast_col(steps, to_col_vector(log_decays))
+    if reverse:
+        triu(steps, 1)
+        return triu(exp(cumsum(steps, "col")))
+    tril(steps)
+    return tril(exp(cumsum(steps, "col", exclusive=True, reverse=True)))
