@@ -151,12 +151,15 @@ NARROW = (
         lambda k: 2.0 ** np.ceil(np.log2(k.y)), (f32, bf16, f16), out=f32, data="positive"),
     Row("pack4", lambda k: tc.unpack4(tc.pack4(tc.encode(k.x, e2m1))), lambda k: codes_of(k.x),
         (f32, bf16, e4m3), out=u8, orders=("row",)),
+    *(Row(f"pack6 {d}", lambda k, d=d: tc.unpack6(tc.pack6(tc.regroup(tc.encode(k.x, d)))),
+          lambda k, d=d: codes_of(k.x, d), (f32, bf16, e4m3), out=u8, orders=("row",),
+          shapes=((64, 32), (64, 96))) for d in (e2m3, e3m2)),
 )  # fmt: skip
 
 
-def codes_of(x: Any) -> Any:
-    """E2m1 codes."""
-    return e2m1.round(x, saturate=True).astype(e2m1.numpy).view(np.uint8).astype(np.float64)
+def codes_of(x: Any, dtype: DType = e2m1) -> Any:
+    """Codes of 4 or 6 bits."""
+    return dtype.round(x, saturate=True).astype(dtype.numpy).view(np.uint8).astype(np.float64)
 
 
 RANDOM = (

@@ -93,12 +93,15 @@ from .language.quantize import (
     dequantize,
     encode,
     pack4,
+    pack6,
+    packed6_type,
     quantize,
     quantize_mx,
     quantize_nvfp4,
     scale_codes,
     scale_values,
     unpack4,
+    unpack6,
 )
 from .language.random import dropout, random_bits, uniform
 from .language.reductions import (
@@ -291,6 +294,8 @@ __all__ = [
     "one_thread",
     "otherwise",
     "pack4",
+    "pack6",
+    "packed6_type",
     "peer",
     "permuted_k",
     "prefetch",
@@ -363,6 +368,7 @@ __all__ = [
     "u8",
     "uniform",
     "unpack4",
+    "unpack6",
     "upper_fill",
     "var",
     "warp_id",

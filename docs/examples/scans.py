@@ -53,14 +53,15 @@ NARROW = Family(
     "Quantisation, narrow floats, random tiles, triangular inverses, maps of shared tiles",
     """
 A quantised tile comes with its scales: `tile` is `q * scale` within half a unit of q. Codes of 4-
-and 6-bit floats lie one a byte in u8 tiles, or two a byte after `tc.pack4`.
+and 6-bit floats lie one a byte in u8 tiles, or packed: two a byte by `tc.pack4`, four in three
+bytes by `tc.pack6`.
 
 Random numbers depend on the seed, the stream and the element's position alone (Philox 4x32-10), not
 on the layout, the scope or the chip.
 """,
     tuple(
         "quantize dequantize quantize_mx quantize_nvfp4 scale_codes scale_values encode decode "
-        "pack4 unpack4 random_bits uniform dropout tril_inverse "
+        "pack4 unpack4 pack6 unpack6 packed6_type random_bits uniform dropout tril_inverse "
         "map_shared".split()
     ),
     (
@@ -83,6 +84,11 @@ on the layout, the scope or the chip.
           "pairs = tc.pack4(tc.encode(x, tc.dtypes.e2m1))   # u8, 64 x 32\n"
           "y = tc.decode(tc.unpack4(pairs), tc.dtypes.e2m1)",
           "set(np.unique(abs(Y))) <= {0, 0.5, 1, 1.5, 2, 3, 4, 6}"),
+        E("pack6 unpack6 packed6_type",
+          "codes = tc.regroup(tc.encode(x, tc.dtypes.e2m3))\n"
+          "packed = tc.pack6(codes)   # three bytes for four columns, as packed6_type loads them\n"
+          "y = tc.decode(tc.unpack6(packed), tc.dtypes.e2m3)",
+          "abs(Y).max() <= 7.5"),
         E("random_bits", "y = tc.cast(tc.random_bits(x, seed=7) >> 31, f32)  # coins",
           "abs(Y.mean() - 0.5) < 0.05"),
         E("uniform", "y = tc.uniform(x, 7, row=64, offset=n)", "((0 <= Y) & (Y < 1)).all()"),

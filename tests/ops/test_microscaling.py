@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import tilecat as tc
-from tilecat import f32, gl, rt, rv, s32, u8
-from tilecat.dtypes import e2m1, e3m2, e8m0
+from tilecat import e4m3, f32, gl, rt, rv, s32, u8
+from tilecat.dtypes import e2m1, e2m3, e3m2, e8m0
 
 
 @tc.kernel
@@ -36,6 +36,7 @@ def inputs() -> np.ndarray:
     x[4] = np.float32(1e-45)
     x[5] = np.finfo(np.float32).max
     x[6, 3] = -np.inf
+    x[7, 4] = np.nan
     return x
 
 
@@ -51,14 +52,68 @@ def test_mxfp4_in_memory_is_the_definition():
         top = np.minimum(abs(part).max(1), np.finfo(np.float32).max)
         exponent = np.floor(np.log2(np.maximum(top, 2.0**-126))) - 2
         want = 2.0 ** np.clip(exponent, -127, 127)
-        want[6 if block == 0 else []] = 2.0**127  # an infinity
+        if block == 0:
+            want[6:8] = np.nan  # an infinity, a NaN: what the block's codes are has no meaning
         np.testing.assert_array_equal(scales[block], want)
-        exact = e2m1.round(part / want[:, None], saturate=True)
-        np.testing.assert_array_equal(values[:, 32 * block : 32 * block + 32], exact)
+        kept = np.isfinite(want)
+        exact = e2m1.round(part[kept] / want[kept, None], saturate=True)
+        np.testing.assert_array_equal(values[kept, 32 * block : 32 * block + 32], exact)
     y = np.zeros_like(x)
     from_mxfp4(q, s, y, grid=2)
     with np.errstate(over="ignore"):
         np.testing.assert_array_equal(y, np.float32(values * np.repeat(scales.T, 32, axis=1)))
+
+
+@tc.kernel
+def to_mxfp6(X: gl[f32, "M", 32], Q: gl[u8, "M", 24]):
+    with tc.warpgroup():
+        codes = tc.regroup(tc.encode(tc.load(X[tc.cta_id(), 0], rt[f32, 64, 32]), e3m2))
+        tc.store(Q[tc.cta_id(), 0], tc.pack6(codes))
+
+
+@tc.kernel
+def from_mxfp6(Q: gl[u8, "M", 24], Y: gl[f32, "M", 32]):
+    with tc.warpgroup():
+        packed = tc.load(Q[tc.cta_id(), 0], tc.packed6_type(rt[u8, 64, 32]))
+        tc.store(Y[tc.cta_id(), 0], tc.decode(tc.unpack6(packed), e3m2))
+
+
+def test_six_bit_codes_are_a_stream_of_bits():
+    x = np.random.default_rng(6).standard_normal((100, 32)).astype(np.float32) * 8
+    q, y = np.zeros((100, 24), np.uint8), np.zeros_like(x)
+    to_mxfp6(x, q, grid=2)
+    exact = e3m2.round(x.astype(np.float64), saturate=True)
+    codes = exact.astype(e3m2.numpy).view(np.uint8)
+    bits = np.unpackbits(codes[..., None], axis=-1, bitorder="little")[..., :6]
+    np.testing.assert_array_equal(q, np.packbits(bits.reshape(100, 192), 1, bitorder="little"))
+    from_mxfp6(q, y, grid=2)
+    np.testing.assert_array_equal(y, exact)
+
+
+@pytest.mark.parametrize("dtype", [e2m1, e2m3, e4m3])
+@pytest.mark.parametrize("format", ["mx", "nvfp4"])
+def test_a_block_with_nan_is_nan(dtype, format):
+    @tc.kernel
+    def both(X: gl[f32, 64, 64], Y: gl[f32, 64, 64]):
+        with tc.warpgroup():
+            x = tc.load(X[0, 0], rt[f32, 64, 64])
+            if format == "mx":
+                q, scales = tc.quantize_mx(x, dtype)
+                y = tc.dequantize(q, scales, None if dtype == e4m3 else dtype)
+            else:
+                q, scales, whole = tc.quantize_nvfp4(x)
+                y = tc.dequantize(q, scales, e2m1) * whole
+            tc.store(Y[0, 0], y)
+
+    x = np.ones((64, 64), np.float32)
+    x[2, 35] = np.nan
+    y = np.zeros_like(x)
+    both(x, y, grid=1)
+    size = 32 if format == "mx" else 16
+    want = np.zeros_like(x, bool)
+    want[2, 32 : 32 + size] = True
+    np.testing.assert_array_equal(np.isnan(y), want)
+    np.testing.assert_allclose(y[~want], 1, rtol=2**-3)
 
 
 @pytest.mark.parametrize(
@@ -69,6 +124,11 @@ def test_mxfp4_in_memory_is_the_definition():
         (lambda x: tc.quantize_nvfp4(tc.cast(x, s32)), "quantize_nvfp4: wanted a register tile of"),
         (lambda x: tc.quantize(x, tc.e4m3, per="square"), "quantize: blocks are 128 columns"),
         (lambda x: tc.dequantize(x, ()), "dequantize: scales is a tuple, one for each equal part"),
+        (lambda x: tc.pack6(tc.encode(x, e3m2)), "pack6: a lane has no 4 adjacent columns"),
+        (lambda x: tc.unpack6(tc.regroup(tc.encode(x, e3m2))), "unpack6: a lane has no 3 adjacent"),
+        (lambda x: tc.pack6(x), "pack6: wanted a u8 register tile in row order, got rt[f32, 64"),
+        (lambda x: tc.packed6_type(rt[f32, 64, 32]), "packed6_type: wanted the type of a u8"),
+        (lambda x: tc.decay_tile(tc.row_max(x), reverse=1), "decay_tile: reverse is True or False"),
         (lambda x: tc.scale_codes(x), "scale_codes: wanted a register vector of f32"),
         (lambda x: tc.scale_values(tc.row_max(x)), "scale_values: wanted a register vector of s32"),
     ],

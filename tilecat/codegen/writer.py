@@ -267,7 +267,9 @@ class Writer:
 
         def build(register: str) -> None:
             self.line(ptx.alu("and.b32", register, lane, 3))
-            if run > 1:
+            if run & (run - 1):
+                self.line(ptx.alu("mul.lo.u32", register, register, run))
+            elif run > 1:
                 self.line(ptx.alu("shl.b32", register, register, run.bit_length() - 1))
 
         return self.local(("lane_col", run), "b32", "lane_col", build)

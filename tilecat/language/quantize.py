@@ -8,11 +8,11 @@ from .. import dtypes
 from ..builder import add
 from ..dtypes import DType
 from ..errors import DTypeError, LayoutError
-from ..ops.minifloat import ConvertCodes, Nibbles
+from ..ops.minifloat import GROUPS, ConvertCodes, PackCodes, laid_out
 from ..tiles import RegTileType
 from .functions import cast
-from .maps import clamp, div, maximum, mul, select
-from .reductions import row_absmax, tile_absmax
+from .maps import absolute, div, maximum, mul, select
+from .reductions import row_absmax, row_max, tile_absmax
 from .values import RegTile, RegVec, apply_map, registers_of, wrap
 
 BLOCK = 128
@@ -78,7 +78,8 @@ def quantize_mx(tile: RegTile, dtype: DType) -> tuple[RegTile, tuple[Any, ...]]:
     """`(q, scales)` in an MX format: one power of two for each row and 32 columns.
 
     A scale is the largest power of two up to the block's absmax, over that of the dtype (OCP
-    Microscaling Formats 1.0, section 6.3); elements round to nearest even and saturate.
+    Microscaling Formats 1.0, section 6.3); elements round to nearest even and saturate. A block
+    with a NaN or an infinity has the scale NaN (as torchao's `to_mx` has it).
 
     Args:
         tile: floats in row order, of a multiple of 32 columns.
@@ -95,8 +96,8 @@ def quantize_mx(tile: RegTile, dtype: DType) -> tuple[RegTile, tuple[Any, ...]]:
     scales = []
     for first in range(0, wide.type.cols, MX_BLOCK):
         part = wide[:, first : first + MX_BLOCK]
-        scale = apply_map("power_of_two", row_absmax(part)) * over
-        scales.append(clamp(scale, least, 2.0**127))
+        scale = apply_map("power_of_two", _absmax(part)) * over
+        scales.append(maximum(scale, least, nan=True))
         div(part, scales[-1], out=part, accurate=True)
     return _narrowed(wide, dtype), tuple(scales)
 
@@ -105,7 +106,7 @@ def quantize_nvfp4(tile: RegTile, tensor_scale: Any = None) -> tuple[RegTile, tu
     """`(codes, scales, tensor_scale)` in NVFP4: e2m1, an e4m3 scale for each row and 16 columns.
 
     `x = e2m1 * scale * tensor_scale`; a scale is the block's absmax / 6 / tensor_scale, at least
-    2**-6 (the smallest normal e4m3), rounded to e4m3.
+    2**-6 (the smallest normal e4m3), rounded to e4m3; NaN where the block has a NaN.
 
     Args:
         tile: floats in row order, of a multiple of 16 columns.
@@ -121,8 +122,8 @@ def quantize_nvfp4(tile: RegTile, tensor_scale: Any = None) -> tuple[RegTile, tu
     scales = []
     for first in range(0, wide.type.cols, NVFP4_BLOCK):
         part = wide[:, first : first + NVFP4_BLOCK]
-        scale = div(row_absmax(part) * (1.0 / 6), tensor_scale, accurate=True)
-        scales.append(apply_map("to_e4m3", maximum(scale, 2.0**-6)))
+        scale = div(_absmax(part) * (1.0 / 6), tensor_scale, accurate=True)
+        scales.append(apply_map("to_e4m3", maximum(scale, 2.0**-6, nan=True)))
         div(part, scales[-1] * tensor_scale, out=part, accurate=True)
     return encode(wide, dtypes.e2m1), tuple(scales), tensor_scale
 
@@ -162,7 +163,7 @@ def scale_codes(scales: RegVec) -> RegVec:
 
 
 def scale_values(codes: RegVec) -> RegVec:
-    """The powers of two of a vector of e8m0 codes, f32; code 255 gives infinity, not NaN."""
+    """The powers of two of a vector of e8m0 codes, f32; NaN of code 255."""
     number: Any = _vector("scale_values", codes, dtypes.s32)
     return apply_map("e8m0", cast(number, dtypes.f32))  # type: ignore[no-any-return]
 
@@ -180,6 +181,11 @@ def _wide(name: str, tile: RegTile, block: int) -> RegTile:
         raise LayoutError(f"{name}: wanted a register tile of floats, got {kind}")
     _check_blocks(name, kind, block)
     return _copy(tile)
+
+
+def _absmax(tile: RegTile) -> RegVec:
+    """The absmax of each row, NaN if one element is."""
+    return row_max(absolute(tile), nan=True)
 
 
 def _copy(tile: RegTile) -> RegTile:
@@ -215,9 +221,50 @@ def _codes(name: str, tile: RegTile, dtype: DType) -> RegTile:
 
 def pack4(codes: RegTile) -> RegTile:
     """Two 4-bit codes a byte: half the columns, each lane its own; the first in the low half."""
-    return wrap(add(Nibbles(registers_of(codes, "pack4"), "pack4")).result)  # type: ignore[no-any-return]
+    return _packed("pack4", codes, 4)
 
 
 def unpack4(pairs: RegTile) -> RegTile:
     """The 4-bit codes of a tile of pairs: twice the columns; `pack4` backwards."""
-    return wrap(add(Nibbles(registers_of(pairs, "unpack4"), "unpack4")).result)  # type: ignore[no-any-return]
+    return _packed("unpack4", pairs, 4, reverse=True)
+
+
+def pack6(codes: RegTile) -> RegTile:
+    """Four 6-bit codes in three bytes: three quarters of the columns, the first in the lowest bits.
+
+    Bit b of code c of a row is bit `6 c + b` of the row's bytes, lowest bit of a byte first.
+
+    Args:
+        codes: u8, in the lanes of u8: `tc.regroup(tc.encode(x, tc.dtypes.e2m3))`.
+    """
+    return _packed("pack6", codes, 6)
+
+
+def unpack6(packed: RegTile) -> RegTile:
+    """The 6-bit codes of a tile of packed bytes: `pack6` backwards.
+
+    Args:
+        packed: from `pack6`, or loaded as `tc.packed6_type(...)`.
+    """
+    return _packed("unpack6", packed, 6, reverse=True)
+
+
+def packed6_type(kind: RegTileType) -> RegTileType:
+    """The type of `tc.pack6` of a tile of codes, to load packed bytes as.
+
+    Example: `tc.load(Q[0, 0], tc.packed6_type(tc.rt[tc.u8, 64, 32]))` loads 64 x 24 bytes.
+
+    Args:
+        kind: the type of the codes, `rt[u8, rows, cols]`.
+    """
+    if not isinstance(kind, RegTileType) or kind.dtype != dtypes.u8 or kind.order != "row":
+        raise LayoutError(
+            f"packed6_type: wanted the type of a u8 register tile in row order, got {kind!r}",
+            hint="tc.packed6_type(tc.rt[tc.u8, 64, 32])",
+        )
+    codes, num_bytes = GROUPS[6]
+    return laid_out(kind, kind.cols * num_bytes // codes, num_bytes)
+
+
+def _packed(name: str, tile: RegTile, bits: int, *, reverse: bool = False) -> RegTile:
+    return wrap(add(PackCodes(registers_of(tile, name), bits, reverse)).result)  # type: ignore[no-any-return]

@@ -39,12 +39,14 @@ def _along(name: str, axis: str, tile: RegTile, initial: RegVec | None, partial:
     return wrap(add(op).result)  # type: ignore[no-any-return]
 
 
-def row_max(tile: RegTile, initial: RegVec | None = None) -> RegVec:
+def row_max(tile: RegTile, initial: RegVec | None = None, *, nan: bool = False) -> RegVec:
     """`max over c of tile[r, c]` (and `initial[r]`); NaN elements are ignored.
+
+    With `nan=True` a NaN element is the result.
 
     Scope: warpgroup, warp. PTX: `max.f32` (or `.s32`), and two `shfl.sync.bfly` a row.
     """
-    return _along("max", "row", tile, initial, False)
+    return _along("max_nan" if nan is True else "max", "row", tile, initial, False)
 
 
 def row_min(tile: RegTile, initial: RegVec | None = None) -> RegVec:
@@ -73,13 +75,15 @@ def row_absmax(tile: RegTile, initial: RegVec | None = None) -> RegVec:
     return _along("absmax", "row", tile, initial, False)
 
 
-def col_max(tile: RegTile, initial: RegVec | None = None) -> RegVec:
+def col_max(tile: RegTile, initial: RegVec | None = None, *, nan: bool = False) -> RegVec:
     """`max over r of tile[r, c]` (and `initial[c]`); NaN elements are ignored.
+
+    With `nan=True` a NaN element is the result.
 
     Scope: warpgroup, warp. PTX: `max`, three `shfl.sync.bfly` a value, and for a warpgroup an
     exchange through shared memory between two `bar.sync`.
     """
-    return _along("max", "col", tile, initial, False)
+    return _along("max_nan" if nan is True else "max", "col", tile, initial, False)
 
 
 def col_min(tile: RegTile, initial: RegVec | None = None) -> RegVec:

@@ -25,7 +25,7 @@ from .global_scalars import LoadScalar, StoreScalar
 from .inline import Inline
 from .masks import Mask
 from .memory import AllocScratch, AllocShared, LoadShared, StoreShared, ViewShared
-from .minifloat import ConvertCodes, Nibbles
+from .minifloat import ConvertCodes, PackCodes
 from .mma import Mma, MmaWait
 from .mma_warp import WarpMma
 from .random import RandomBits
@@ -79,7 +79,7 @@ ALL_OPS: tuple[type[Op], ...] = (
     CopyByThreads, CopyAsync, CopyGroup, CopyArrive, AtomicGlobal, AtomicShared, AtomicVector,
     Mma, WarpMma, MmaWait, ViewRegisters,
     ChangeLayout, AllocRegisters, Map, Fill, Spread, Mask, CompareElements, SelectElements, Indices,
-    ChangeVector, Scan, RandomBits, ConvertCodes, Nibbles,
+    ChangeVector, Scan, RandomBits, ConvertCodes, PackCodes,
     TriangularInverse,
     Reduce, ReduceVector, ReduceCta, Total, Cast, Inline, Print, DeviceAssert, Turn,
 )  # fmt: skip

@@ -297,6 +297,8 @@ POWER_OF_TWO = program(
     """
     i = mov.b32 a
     i = and.b32 i 0x7f800000
+    p = setp.eq.s32 i 0x7f800000
+    i = selp.b32 0x7fffffff i p
     d = mov.b32 i
     """
 )
@@ -314,6 +316,8 @@ FROM_E8M0 = program(
     p = setp.eq.s32 i 0
     i = shl.b32 i 23
     i = selp.b32 0x00400000 i p
+    p = setp.eq.s32 i 0x7f800000
+    i = selp.b32 0x7fffffff i p
     d = mov.b32 i
     """
 )
@@ -340,9 +344,9 @@ TO_E4M3 = program(
 )
 
 PROGRAMS: dict[str, tuple[int, Steps, str]] = {
-    "power_of_two": (1, POWER_OF_TWO, "the largest power of two up to |a|; 0 for |a| < 2**-126"),
+    "power_of_two": (1, POWER_OF_TWO, "the power of two up to |a|; 0 below 2**-126; NaN of inf"),
     "exponent": (1, EXPONENT, "the exponent of a's power of two plus 127; 0 for |a| < 2**-126"),
-    "e8m0": (1, FROM_E8M0, "2**(a - 127) of whole numbers from 0 to 254"),
+    "e8m0": (1, FROM_E8M0, "2**(a - 127) of whole numbers from 0 to 254; NaN of 255"),
     "to_e4m3": (1, TO_E4M3, "a rounded to e4m3 (nearest even, saturated), as an f32"),
     "exp_accurate": (1, EXP, "e**a, results below 2**-126 included; 1.01 ulp measured"),
     "log_accurate": (1, LOG, "ln a, subnormal a included; 1 ulp measured"),

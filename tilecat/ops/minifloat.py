@@ -162,53 +162,77 @@ class ConvertCodes(Op):
         pack(w, result.dtype, made, w.regs(self.result))
 
 
+# Bits of a code -> codes of a group and the bytes they fill.
+GROUPS = {4: (2, 1), 6: (4, 3)}
+
+
 @dataclass(eq=False)
-class Nibbles(Op):
-    """Two 4-bit codes a byte: adjacent columns, the first in the low half; and back.
+class PackCodes(Op):
+    """Adjacent 4- or 6-bit codes in whole bytes, the first in the lowest bits; and back.
 
     Args:
-        tile: a u8 tile of codes, or of pairs.
-        name: "pack4" or "unpack4".
+        tile: a u8 tile of codes, or of packed bytes.
+        bits: 4 (two codes a byte) or 6 (four in three bytes).
+        reverse: unpack.
     """
 
-    verb: ClassVar[str] = "{name}"
+    verb: ClassVar[str] = "{label}"
     scopes: ClassVar[tuple[Scope, ...]] = TILE_SCOPES
     tile: Value = operand()
-    name: str = attribute()
+    bits: int = attribute()
+    reverse: bool = attribute(default=False)
+
+    @property
+    def label(self) -> str:
+        """The verb: pack4, unpack6."""
+        return f"{'unpack' if self.reverse else 'pack'}{self.bits}"
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Elements of a group before and after."""
+        codes, num_bytes = GROUPS[self.bits]
+        return (num_bytes, codes) if self.reverse else (codes, num_bytes)
 
     def infer(self) -> tuple[TileType, ...]:
-        """Half, or twice, as many columns; each lane keeps what it has."""
-        kind = self.tile.type
+        """Fewer, or more, columns; each lane keeps what it has."""
+        kind, (before, after) = self.tile.type, self.sizes
         if not isinstance(kind, RegTileType) or kind.dtype != dtypes.u8 or kind.order != "row":
-            raise LayoutError(f"{self.name}: wanted a u8 register tile in row order, got {kind}")
-        run = kind.layout.fragment.run
-        run, cols = (run // 2, kind.cols // 2) if self.name == "pack4" else (2 * run, 2 * kind.cols)
-        if run not in (1, 2, 4, 8) or cols % (4 * run):
+            raise LayoutError(f"{self.label}: wanted a u8 register tile in row order, got {kind}")
+        held = kind.layout.fragment.run
+        run, cols = held * after // before, kind.cols * after // before
+        if held % before or run > 8 or cols % (4 * run):
             raise LayoutError(
-                f"{self.name}: a lane has no pair of adjacent columns (or too many), got {kind}",
-                hint="tc.regroup(x) gives a tile the lanes of its dtype",
+                f"{self.label}: a lane has no {before} adjacent columns (or too many), got {kind}",
+                hint="tc.packed6_type(tc.rt[tc.u8, rows, codes]) is the type to load"
+                if self.label == "unpack6"
+                else "tc.regroup(x) gives a tile the lanes of its dtype",
             )
-        fragment = Fragment(run)
-        kept = None if fragment == fragment_of(dtypes.u8) else fragment
-        return (RegTileType(dtypes.u8, kind.rows, cols, kind.warps, "row", kept),)
+        return (laid_out(kind, cols, run),)
 
     def effects(self) -> tuple[Effect, ...]:
         """Reads the tile, writes the result."""
         return (Effect(Access.READ, self.tile), Effect(Access.WRITE, self.result))
 
     def emit(self, w: Any) -> None:
-        """A shift and an `or`, or an `and` and a shift, a byte."""
-        kind = self.tile.type
+        """The bits of a group in one register, then its parts."""
+        kind, (before, after) = self.tile.type, self.sizes
         assert isinstance(kind, RegTileType), "checked in infer"
         elements, made = unpack(w, kind, w.regs(self.tile)), []
-        if self.name == "pack4":
-            for low, high in zip(elements[::2], elements[1::2], strict=True):
-                made.append(w.new("b32", "pair"))
-                w.line(ptx.alu("shl.b32", made[-1], high, 4))
-                w.line(ptx.alu("or.b32", made[-1], made[-1], low))
-        else:
-            for element in elements:
-                made += [w.new("b32", "low"), w.new("b32", "high")]
-                w.line(ptx.alu("and.b32", made[-2], element, 15))
-                w.line(ptx.alu("shr.u32", made[-1], element, 4))
+        took, gives = (8, self.bits) if self.reverse else (self.bits, 8)
+        for first in range(0, len(elements), before):
+            word = elements[first]
+            for place in range(1, before):
+                part, joined = w.new("b32", "part"), w.new("b32", "word")
+                w.line(ptx.alu("shl.b32", part, elements[first + place], took * place))
+                w.line(ptx.alu("or.b32", joined, word, part))
+                word = joined
+            for place in range(after):
+                made.append(w.new("b32", "code"))
+                w.line(ptx.alu("bfe.u32", made[-1], word, gives * place, gives))
         pack(w, dtypes.u8, made, w.regs(self.result))
+
+
+def laid_out(kind: RegTileType, cols: int, run: int) -> RegTileType:
+    """A u8 tile of other columns, of which a lane holds `run` adjacent ones."""
+    kept = None if Fragment(run) == fragment_of(dtypes.u8) else Fragment(run)
+    return RegTileType(dtypes.u8, kind.rows, cols, kind.warps, "row", kept)
