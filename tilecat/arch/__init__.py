@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from ..errors import ArchError
+from .blackwell import BLACKWELL, BLACKWELL_ULTRA
 from .hopper import HOPPER
-from .spec import MMA_SYNC, WGMMA, Arch, Limit, MmaForm
+from .rubin import RUBIN
+from .spec import MMA_SYNC, TCGEN05, WGMMA, Arch, Limit, MmaForm, TensorForm, TensorShape
 
-ARCHS: tuple[Arch, ...] = (HOPPER,)
+ARCHS: tuple[Arch, ...] = (HOPPER, BLACKWELL, BLACKWELL_ULTRA, RUBIN)
 DEFAULT_TARGET = HOPPER.target
 
 __all__ = [
-    "ARCHS", "DEFAULT_TARGET", "MMA_SYNC", "WGMMA", "Arch", "Limit", "MmaForm", "arch_of",
+    "ARCHS", "DEFAULT_TARGET", "MMA_SYNC", "TCGEN05", "WGMMA", "Arch", "Limit", "MmaForm",
+    "TensorForm", "TensorShape", "arch_of",
 ]  # fmt: skip
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import product
-
-from .spec import MMA_SYNC, WGMMA, Arch, Limit, MmaForm
+from .spec import MEASURED, WGMMA, Arch, Limit, MmaForm
+from .warp import FP8, INT8, WARP_FORMS
 
 _GUIDE = "CUDA C++ Programming Guide, table of technical specifications, compute capability 9.0"
 _L2 = "cudaDeviceProp::l2CacheSize of an H200, 2026-11 (an H100 has 50 MiB)"
@@ -12,8 +11,6 @@ _SHARED = "CUDA C++ Programming Guide, shared memory of compute capability 9.0: 
 # N of wgmma: steps of 8 to 256; for integers 24 is the last that is no multiple of 16.
 _N = tuple(range(8, 257, 8))
 _INTEGER_N = (8, 16, 24, *range(32, 257, 16))
-_FP8 = tuple(product(("e4m3", "e5m2"), repeat=2))
-_INT8 = tuple(product(("s8", "u8"), repeat=2))
 
 
 def _wgmma(a: str, b: str, accumulator: str, k: int, ns: tuple[int, ...] = _N) -> MmaForm:
@@ -23,28 +20,14 @@ def _wgmma(a: str, b: str, accumulator: str, k: int, ns: tuple[int, ...] = _N) -
     return MmaForm(WGMMA, a, b, accumulator, 64, ns, k, source, wide, floats, version)
 
 
-def _mma(a: str, b: str, accumulator: str, k: int, version: str = "8.0") -> MmaForm:
-    source = f"PTX ISA 9.7.14.5.14, mma: .m16n8k{k}"
-    return MmaForm(MMA_SYNC, a, b, accumulator, 16, (8,), k, source, version=version)
-
-
-# mma.sync has smaller K too (m16n8k8 of 16 bits, m16n8k4 of tf32, m16n8k16 of bytes): register
-# tiles are never narrower than the deepest form, and it takes half the instructions. What it
-# multiplies besides (f64, s4, u4, b1) has no tiles. FP8 of mma.sync: two of f16 in SASS.
 _FORMS = (
     _wgmma("bf16", "bf16", "f32", 16),
     _wgmma("f16", "f16", "f32", 16),
     _wgmma("f16", "f16", "f16", 16),
     _wgmma("tf32", "tf32", "f32", 8),
-    *(_wgmma(a, b, sums, 32) for a, b in _FP8 for sums in ("f32", "f16")),
-    *(_wgmma(a, b, "s32", 32, _INTEGER_N) for a, b in _INT8),
-    _mma("bf16", "bf16", "f32", 16),
-    _mma("f16", "f16", "f32", 16),
-    _mma("f16", "f16", "f16", 16),
-    _mma("tf32", "tf32", "f32", 8),
-    *(_mma(a, b, "f32", 32, "8.4") for a, b in _FP8),
-    *(_mma(a, b, "f16", 32, "8.7") for a, b in _FP8),
-    *(_mma(a, b, "s32", 32) for a, b in _INT8),
+    *(_wgmma(a, b, sums, 32) for a, b in FP8 for sums in ("f32", "f16")),
+    *(_wgmma(a, b, "s32", 32, _INTEGER_N) for a, b in INT8),
+    *WARP_FORMS,
 )
 
 HOPPER = Arch(
@@ -56,10 +39,13 @@ HOPPER = Arch(
         ("shared_bytes_per_cta", Limit(232448, "bytes", _GUIDE + ": 227 KiB a block")),
         ("shared_bytes_per_sm", Limit(233472, "bytes", _GUIDE + ": 228 KiB a multiprocessor")),
         ("shared_bytes_reserved", Limit(1024, "bytes a CTA", _SHARED)),
-        ("l2_bytes", Limit(62914560, "bytes", _L2)),
+        ("l2_bytes", Limit(62914560, "bytes", _L2, MEASURED)),
         ("registers_per_sm", Limit(65536, "32-bit registers", _GUIDE)),
         ("registers_per_thread", Limit(255, "32-bit registers", _GUIDE)),
         ("threads_per_cta", Limit(1024, "threads", _GUIDE)),
+        ("threads_per_sm", Limit(2048, "threads", _GUIDE)),
+        ("warps_per_sm", Limit(64, "warps", _GUIDE)),
+        ("ctas_per_sm", Limit(32, "CTAs", _GUIDE)),
         ("named_barriers", Limit(16, "barriers a CTA", "PTX ISA 9.7.13.1, bar")),
         ("setmaxnreg_min", Limit(24, "registers", "PTX ISA 9.7.19.5, setmaxnreg")),
         ("setmaxnreg_max", Limit(256, "registers", "PTX ISA 9.7.19.5, setmaxnreg")),

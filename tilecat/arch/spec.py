@@ -6,18 +6,24 @@ from dataclasses import dataclass
 
 from ..errors import ArchError
 
+# How a number is known: from the manuals of a chip, from a measurement on one, or from a
+# manufacturer's announcement alone.
+DOCUMENTED, MEASURED, ANNOUNCED = "documented", "measured", "announced"
+
 
 @dataclass(frozen=True)
 class Limit:
-    """A number of the hardware with its unit and source."""
+    """A number of the hardware with its unit, its source, and how it is known."""
 
     value: int
     unit: str
     source: str
+    known: str = DOCUMENTED
 
 
-# Instructions that multiply matrices: one of a warpgroup, asynchronous, and one of a warp.
-WGMMA, MMA_SYNC = "wgmma", "mma.sync"
+# Instructions that multiply matrices: one of a warpgroup, asynchronous; one of a warp; one of a
+# single thread, asynchronous, with its sums in tensor memory.
+WGMMA, MMA_SYNC, TCGEN05 = "wgmma", "mma.sync", "tcgen05.mma"
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,69 @@ class MmaForm:
 
 
 @dataclass(frozen=True)
+class TensorShape:
+    """M of a tcgen05.mma and its legal N.
+
+    Args:
+        ctas: CTAs that multiply together, 1 or 2 (`.cta_group`).
+        m: rows, of both CTAs together.
+        n: legal numbers of columns, ascending.
+    """
+
+    ctas: int
+    m: int
+    n: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class TensorForm:
+    """One form of tcgen05.mma: D = A B + D, D in tensor memory.
+
+    Args:
+        kind: `f16`, `tf32`, `f8f6f4`, `i8`, `mxf8f6f4`, `mxf4`, `mxf4nvf4`.
+        a: element type of A.
+        b: element type of B.
+        accumulator: element type of D.
+        k: depth of one instruction, elements.
+        shapes: legal M and N.
+        source: where the manual lists it.
+        wide_k: depth of the wide K step, 0 where there is none.
+        wide_shapes: legal M and N of the wide K step.
+        block: elements of K that share a scale, 0 without scales.
+        scale: element type of the scales.
+        mn_major: whether operands in shared memory may have M or N contiguous instead of K.
+        signs: whether it can negate A and B.
+    """
+
+    kind: str
+    a: str
+    b: str
+    accumulator: str
+    k: int
+    shapes: tuple[TensorShape, ...]
+    source: str
+    wide_k: int = 0
+    wide_shapes: tuple[TensorShape, ...] = ()
+    block: int = 0
+    scale: str = ""
+    mn_major: bool = False
+    signs: bool = True
+
+    @property
+    def key(self) -> tuple[str, str, str, str, int, str]:
+        """What tells it from the others."""
+        return (self.kind, self.a, self.b, self.accumulator, self.block, self.scale)
+
+    def columns(self, m: int, ctas: int = 1) -> tuple[int, ...]:
+        """Legal N of an M, ascending; empty for an M that it does not have."""
+        return next((s.n for s in self.shapes if (s.ctas, s.m) == (ctas, m)), ())
+
+    def __str__(self) -> str:
+        """`tcgen05.mma kind::f16 bf16 x bf16 -> f32`."""
+        return f"{TCGEN05} kind::{self.kind} {self.a} x {self.b} -> {self.accumulator}"
+
+
+@dataclass(frozen=True)
 class Arch:
     """One target of the compiler.
 
@@ -71,6 +140,8 @@ class Arch:
         features: names ops ask for, e.g. `wgmma`.
         limits: by name.
         mma_forms: matrix instructions of a warpgroup and of a warp.
+        tensor_forms: matrix instructions with sums in tensor memory.
+        rates: by name, what one GPU of it does in a second.
     """
 
     name: str
@@ -79,10 +150,22 @@ class Arch:
     features: frozenset[str]
     limits: tuple[tuple[str, Limit], ...]
     mma_forms: tuple[MmaForm, ...]
+    tensor_forms: tuple[TensorForm, ...] = ()
+    rates: tuple[tuple[str, Limit], ...] = ()
 
     def limit(self, name: str) -> int:
         """Value of a limit."""
         return dict(self.limits)[name].value
+
+    def knows(self, name: str) -> bool:
+        """Whether it has a limit of that name."""
+        return name in dict(self.limits)
+
+    def tensor_form(self, a: str, b: str, accumulator: str) -> TensorForm | None:
+        """The tcgen05.mma without scales for these types, or None."""
+        types = (a, b, accumulator)
+        plain = (form for form in self.tensor_forms if not form.block)
+        return next((f for f in plain if (f.a, f.b, f.accumulator) == types), None)
 
     def mma_form(self, key: tuple[str, str, str, str]) -> MmaForm | None:
         """The matrix instruction with this key (instruction, A, B, accumulator), or None."""

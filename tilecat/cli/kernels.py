@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 from rich.text import Text
 
+from ..arch import DEFAULT_TARGET
 from ..driver import STAGES, Compiled, KernelFunction
 from ..errors import TileError
 from ..kernels import KERNELS, KernelSpec
@@ -99,7 +100,7 @@ def _variants(
 @main.command("check", help=CHECK_HELP, short_help="Trace, check and assemble kernels.")
 @click.argument("kernel", required=False)
 @click.option("--target", "wanted", multiple=True, type=click.Choice(find.TARGETS),
-              help="Repeat for more; default all.")  # fmt: skip
+              help=f"Repeat for more; default {DEFAULT_TARGET}.")  # fmt: skip
 @find.kernel_options
 def check_command(
     kernel: str | None, wanted: tuple[str, ...], dtype: str, config: str | None, params: dict
@@ -109,7 +110,7 @@ def check_command(
     passed: list[tuple[str, Compiled]] = []
     failed = 0
     for label, function, chosen in _variants(kernel, config, params):
-        for target in wanted or find.TARGETS:
+        for target in wanted or (DEFAULT_TARGET,):
             try:
                 compiled = find.traced(function, chosen, dtype, target)
                 used = compiled.resources
