@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tilecat.bench.show import summaries
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -15,6 +16,7 @@ TITLES = {
     "gemm": "Matrix product, bf16, beside cuBLAS (`torch.mm`)",
     "attention": "Attention forward, bf16, 16 heads, beside PyTorch's SDPA backends",
     "depth": "Depth of the ring",
+    "grid": "One task a CTA, or a persistent grid",
     "order": "Order of the tasks",
     "host": "Host time of a call, microseconds",
     "steps": "A product in nine steps",
@@ -75,7 +77,7 @@ def markdown(columns: list[str], rows: list[list[str]]) -> list[str]:
 
 
 def speeds(rows: list[dict[str, Any]]) -> list[str]:
-    """Problems against columns: TFLOP/s with spread, then times faster than each peer."""
+    """Problems against columns: TFLOP/s with spread, times faster than each peer, the roof."""
     measured = [row for row in rows if "tflops" in row]
     names = list(dict.fromkeys(name for row in measured for name in row["tflops"]))
     peers = list(dict.fromkeys(name for row in measured for name in row.get("ratio", {})))
@@ -83,8 +85,11 @@ def speeds(rows: list[dict[str, Any]]) -> list[str]:
     for row in measured:
         line = [row["label"], *(_speed(row, name) for name in names)]
         ratios = [row.get("ratio", {}).get(peer) for peer in peers]
-        cells.append(line + [f"{r['median']:.2f}x" if r else "" for r in ratios])
-    return markdown(["TFLOP/s", *names, *(f"faster than {peer}" for peer in peers)], cells)
+        line += [f"{r['median']:.2f}x" if r else "" for r in ratios]
+        cells.append(line + [f"{row[key]:.0f}" for key in ("roof_tflops",) if key in row])
+    roof = ["roof"] * any("roof_tflops" in row for row in measured)
+    columns = ["TFLOP/s", *names, *(f"faster than {peer}" for peer in peers), *roof]
+    return markdown(columns, cells)
 
 
 def _speed(row: dict[str, Any], name: str) -> str:
@@ -117,29 +122,22 @@ def host(rows: list[dict[str, Any]]) -> list[str]:
     return markdown(["call", "microseconds"], [[name, f"{us:.1f}"] for name, us in pairs])
 
 
-def geomean(rows: list[dict[str, Any]]) -> str:
-    """Geometric means of the ratios, over all problems of the comparison list."""
-    ratios: dict[str, list[float]] = {}
-    for row in rows:
-        if row.get("group", "peers") == "peers":
-            for peer, value in row.get("ratio", {}).items():
-                ratios.setdefault(peer, []).append(value["median"])
-    means = {peer: math.exp(sum(map(math.log, v)) / len(v)) for peer, v in ratios.items()}
-    text = "; ".join(
-        f"{mean:.2f}x {peer} over {len(ratios[peer])} problems" for peer, mean in means.items()
+def summary(table: str, rows: list[dict[str, Any]]) -> str:
+    """Geometric means of the ratios and the lowest, over all problems of the comparison list."""
+    return "; ".join(
+        f"{said['geomean']:.2f}x {peer} over {said['problems']} problems, the lowest "
+        f"{said['lowest']:.2f}x ({said['of']})"
+        for peer, said in summaries(rows).get(table, {}).items()
     )
-    beside = [row["label"] for row in rows if row.get("group", "peers") != "peers"]
-    return text + (f" (without {', '.join(beside)})" if text and beside else "")
 
 
 def _part(table: str, source: Source, labels: tuple[str, ...] | None) -> Iterator[str]:
     rows = [r for r in source.rows if labels is None or r["label"] in labels or table == "host"]
-    makers = {"gemm": speeds, "attention": speeds, "host": host, "steps": steps}
+    makers = {"gemm": speeds, "attention": speeds, "grid": speeds, "host": host, "steps": steps}
     yield f"**{TITLES[table]}** ({caption(source)})"
     yield ""
     yield from makers.get(table, variants)(rows)
-    mean = geomean(list(source.rows)) if table in ("gemm", "attention") else ""
-    if mean:
+    if mean := summary(table, list(source.rows)):
         yield ""
         yield f"Geometric mean of the whole list: {mean}."
     lost = [f"{r['label']}: {r.get('failed') or r.get('skipped')}" for r in source.rows

@@ -8,6 +8,8 @@ from rich.console import Console
 
 import tilecat.bench as bench
 from tilecat.bench import gemm, record, session, show
+from tilecat.bench.plot import plot
+from tilecat.bench.roof import ROOFS, Roof, put_over, roof_of
 from tilecat.errors import LayoutError, ResourceError
 from tilecat.testing import Times
 
@@ -91,7 +93,7 @@ def test_tables_and_shapes_are_chosen_by_name():
     assert "D128 B16 N3072" in labels
     few = bench.make_tasks(("gemm", "attention"), ("640x512x64", "D64 B2 N100"))
     assert [task.label for task in few] == ["640x512x64 NN", "640x512x64 NT", "D64 B2 N100"]
-    assert [task.table for task in bench.make_tasks(bench.ALL)[:3]] == ["host", "depth", "order"]
+    assert [task.table for task in bench.make_tasks(bench.ALL)[:3]] == ["host", "depth", "grid"]
     with pytest.raises(LayoutError, match="no table 'fft'"):
         bench.chosen_tables(("fft",))
     with pytest.raises(LayoutError, match="no shape 'big'"):
@@ -166,14 +168,59 @@ def test_show_prints_every_table(bench_times):
     text = console.export_text()
     for part in ("137 ±0%", "1.500", "out of time", "stages 2", "11.50", "against torch.mm"):
         assert part in text, text
-    assert "geometric mean, gemm NN: 1.500" in text
+    said = "gemm NN against torch.mm: geometric mean 1.500 over 1 problems, lowest 1.500"
+    assert f"{said} (4096^3 NN)" in text
+
+
+def row_of(label, ratio, **more):
+    row = {"table": "gemm", "label": label, "layout": label[-2:], "group": "more"}
+    return row | {"ratio": {"torch.mm": {"median": ratio}}} | more
+
+
+def test_summaries_have_every_problem_of_the_list_and_the_lowest():
+    rows = [row_of("a NN", 2.0), row_of("b NT", 0.5), row_of("c NN", 8.0, group="own")]
+    rows += [{"table": "gemm", "label": "d NN", "failed": "no"}, row_of("e NN", 1.0, table="grid")]
+    found = show.summaries(rows)
+    assert list(found) == ["gemm", "gemm NN", "gemm NT"]
+    assert found["gemm"]["torch.mm"] == {
+        "geomean": 1.0, "lowest": 0.5, "of": "b NT", "problems": 2
+    }  # fmt: skip
+    assert found["gemm NN"]["torch.mm"]["geomean"] == 2.0
+
+
+def test_roof_is_the_nearer_of_tensor_cores_and_memory():
+    roof = Roof(flops=1e15, memory_bytes=4e12, source="a data sheet")
+    assert roof.tflops(2e12, 1e9) == 1000  # 2 ms of products, 0.25 ms of bytes
+    assert roof.tflops(2e12, 16e9) == 500  # 4 ms of bytes
+    rows = [{"flops": 2e12, "bytes": 16e9, "tflops": {}}, {"failed": "no"}]
+    put_over(rows, roof)
+    assert rows[0]["roof_tflops"] == 500 and "roof_tflops" not in rows[1]
+    put_over(rows[1:], None)
+    assert roof_of("GPU 1") is None and roof_of("NVIDIA H200") is ROOFS["NVIDIA H200"]
+    assert all(roof.source for roof in ROOFS.values())
+
+
+def test_tables_of_one_parameter_each():
+    tasks = bench.make_tasks(("depth", "grid", "order"))
+    assert [(t.table, t.label) for t in tasks] == [
+        ("depth", "4096^3"),
+        *(("grid", f"4096x4096x{k}") for k in (64, 128, 256, 512, 1024)),
+        ("order", "16384^3"),
+    ]
+    for variants in (gemm._by_depth(), gemm._by_grid(), gemm._by_order()):
+        first, *rest = variants.values()
+        changed = {key for other in rest for key in first if other[key] != first[key]}
+        assert len(changed) == 1, "one parameter alone"
 
 
 def test_plot_draws_speeds(bench_times, tmp_path):
     pytest.importorskip("matplotlib")
-    path = show.plot(rows_of_every_kind(bench_times), "GPU", tmp_path / "plot.png")
+    rows = rows_of_every_kind(bench_times)
+    put_over(rows, ROOFS["NVIDIA H200"])
+    assert plot(rows, "GPU", tmp_path / "roof.png") is not None
+    path = plot(rows_of_every_kind(bench_times), "GPU", tmp_path / "plot.png")
     assert path is not None and path.stat().st_size > 5000
-    assert show.plot([], "GPU", tmp_path / "none.png") is None
+    assert plot([], "GPU", tmp_path / "none.png") is None
 
 
 def test_run_without_a_gpu_says_so(monkeypatch):

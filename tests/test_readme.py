@@ -174,7 +174,7 @@ def test_tables_show_the_newest_results_and_what_is_missing(tmp_path):
     text = tables(tmp_path, every_row=True)
     assert "| 4096^3 NN | 700 ± 10% | 600 ± 10% | 1.25x |" in text
     assert "GPU 1, 2026-12-02, torch 2.11, cuDNN 91900; `0.json`" in text
-    assert "1.25x torch.mm over 1 problems" in text
+    assert "1.25x torch.mm over 1 problems, the lowest 1.25x (4096^3 NN)" in text
     assert "Not measured: 9^3 NN: RuntimeError: no." in text
     assert "Not measured" not in tables(tmp_path, every_row=False)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,12 @@ from ..errors import LayoutError
 from ..kernels import KernelSpec, Shape
 from ..testing import FLUSH_BYTES, require_gpu
 from . import attention, gemm, host, record, show
+from .plot import plot
+from .roof import put_over, roof_of
 from .session import Session, Task
 
-TABLES = ("gemm", "attention", "depth", "order", "host", "configs")
-ALL = ("host", "depth", "order", "gemm", "attention")  # the quick and telling ones first
+TABLES = ("gemm", "attention", "depth", "grid", "order", "host", "configs")
+ALL = ("host", "depth", "grid", "order", "gemm", "attention")  # the quick and telling ones first
 METHOD = (
     "Random normal bf16 inputs; result checked against float64 before it is timed; functions of a "
     "row interleaved, each round starting with another; before each call the device idles 0.1 ms "
@@ -83,8 +86,7 @@ def run(
         "smi": {"before": before, "under load": record.smi_under_load(torch)},
         "method": METHOD,
         "settings": {"repeats": repeats, "warmup": warmup, "budget_s": budget_s},
-        "geomean": show.geomeans(session.rows),
-        "rows": session.rows,
+        **_read(session.rows, facts["device"]),
     }
     record.write(path, results)
     show.show(session.rows, console)
@@ -94,8 +96,15 @@ def run(
     return path
 
 
+def _read(rows: list[dict[str, Any]], device: str) -> dict[str, Any]:
+    """Rows, each with its roof, and what they come to."""
+    roof = roof_of(device)
+    put_over(rows, roof)
+    return {"roof": roof and asdict(roof), "summary": show.summaries(rows), "rows": rows}
+
+
 def _plot(rows: list[dict[str, Any]], device: str, path: Path, console: Console) -> None:
-    drawn = show.plot(rows, device, path.with_suffix(".png"))
+    drawn = plot(rows, device, path.with_suffix(".png"))
     console.print(f"plot: {drawn}" if drawn else "no plot: nothing to draw, or no matplotlib")
 
 
@@ -131,6 +140,7 @@ def make_tasks(tables: tuple[str, ...], shapes: tuple[str, ...] = ()) -> list[Ta
         "configs": lambda: gemm.config_tasks(products if shapes else gemm.SPEC.shapes),
         "attention": lambda: attention.attention_tasks(heads if shapes else attention.SPEC.shapes),
         "depth": gemm.depth_tasks,
+        "grid": gemm.grid_tasks,
         "order": gemm.order_tasks,
         "host": host.host_tasks,
     }

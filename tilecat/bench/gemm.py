@@ -1,4 +1,4 @@
-"""Matrix products: against torch.mm, by depth, by task order, by configuration."""
+"""Matrix products: against torch.mm, by depth, grid, task order, and by configuration."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ SPEC: KernelSpec = next(spec for spec in KERNELS if spec.name == "matmul")
 LAYOUTS = ("NN", "NT")
 DEPTHS = (1, 2, 3, 4)
 GROUPS = (1, 8)
+GRID_K = (64, 128, 256, 512, 1024)
 BIG_TILE = {"tile_m": 128, "tile_n": 256, "tile_k": 64}
 CHECK_ROWS = 4096  # rows compared at a time
 
@@ -41,6 +42,14 @@ def depth_tasks() -> list[Task]:
     """Stages 1 to 4 of the 128x256x64 tile at 4096^3, in one interleaved row."""
     shape = SPEC.shape("4096^3")
     return [Task("depth", shape.name, partial(_variants, shape, _by_depth), 1.0)]
+
+
+def grid_tasks() -> list[Task]:
+    """A CTA a task against a persistent grid, M = N = 4096, K from 64 to 1024."""
+    shapes = [
+        Shape(f"4096x4096x{k}", (("M", 4096), ("N", 4096), ("K", k))) for k in GRID_K
+    ]
+    return [Task("grid", s.name, partial(_variants, s, _by_grid), weight(s)) for s in shapes]
 
 
 def order_tasks() -> list[Task]:
@@ -135,6 +144,11 @@ def _problem(shape: Shape, more: dict[str, Any]) -> dict[str, Any]:
 
 def _by_depth() -> dict[str, dict[str, Any]]:
     return {f"stages {depth}": {**BIG_TILE, "stages": depth} for depth in DEPTHS}
+
+
+def _by_grid() -> dict[str, dict[str, Any]]:
+    names = {False: "a CTA a task", True: "persistent"}
+    return {names[p]: {**BIG_TILE, "stages": 4, "persistent": p} for p in names}
 
 
 def _by_order() -> dict[str, dict[str, Any]]:

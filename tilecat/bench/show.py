@@ -1,10 +1,8 @@
-"""Results as tables in the terminal, and as a plot."""
+"""Results as tables in the terminal."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -21,34 +19,43 @@ def by_table(rows: Rows) -> dict[str, Rows]:
     return found
 
 
-def geomeans(rows: Rows) -> dict[str, dict[str, float]]:
-    """Geometric mean of each ratio, over the rows of the comparison list, by table and layout."""
-    found: dict[str, dict[str, list[float]]] = {}
+def summaries(rows: Rows) -> dict[str, dict[str, dict[str, Any]]]:
+    """Of each ratio: geometric mean, the lowest and its problem, how many; by table and layout.
+
+    Problems that the caller made up (`group` "own") are left out.
+    """
+    found: dict[str, dict[str, list[tuple[float, str]]]] = {}
     for row in rows:
-        if row.get("group", "peers") != "peers" or row["table"] not in {"gemm", "attention"}:
+        if row.get("group") == "own" or row["table"] not in {"gemm", "attention"}:
             continue
-        key = " ".join(filter(None, (row["table"], row.get("layout"))))
-        for peer, value in row.get("ratio", {}).items():
-            found.setdefault(key, {}).setdefault(peer, []).append(value["median"])
+        for key in dict.fromkeys((row["table"], f"{row['table']} {row.get('layout', '')}".strip())):
+            for peer, value in row.get("ratio", {}).items():
+                pair = (value["median"], row["label"])
+                found.setdefault(key, {}).setdefault(peer, []).append(pair)
     return {
-        key: {peer: round(_geomean(values), 4) for peer, values in peers.items()}
+        key: {peer: _summary(pairs) for peer, pairs in peers.items()}
         for key, peers in found.items()
     }
 
 
-def _geomean(values: list[float]) -> float:
-    return math.exp(sum(map(math.log, values)) / len(values))
+def _summary(pairs: list[tuple[float, str]]) -> dict[str, Any]:
+    mean = math.exp(sum(math.log(value) for value, _ in pairs) / len(pairs))
+    lowest, label = min(pairs)
+    return {"geomean": round(mean, 4), "lowest": lowest, "of": label, "problems": len(pairs)}
 
 
 def show(rows: Rows, console: Console) -> None:
-    """Prints a table of each part of a run, and the geometric means of the ratios."""
+    """Prints a table of each part of a run, the geometric mean and the lowest of its ratios."""
     makers = {"host": _host_table, "depth": _variant_table, "order": _variant_table}
     makers["configs"] = _config_table
     for name, members in by_table(rows).items():
         console.print(makers.get(name, _speed_table)(name, members))
-    for name, peers in geomeans(rows).items():
-        means = ", ".join(f"{value:.3f} against {peer}" for peer, value in peers.items())
-        console.print(f"geometric mean, {name}: {means}")
+    for name, peers in summaries(rows).items():
+        for peer, said in peers.items():
+            console.print(
+                f"{name} against {peer}: geometric mean {said['geomean']:.3f} over "
+                f"{said['problems']} problems, lowest {said['lowest']:.3f} ({said['of']})"
+            )
 
 
 def _speed_table(name: str, rows: Rows) -> Table:
@@ -56,7 +63,7 @@ def _speed_table(name: str, rows: Rows) -> Table:
     peers = list(dict.fromkeys(key for row in rows for key in row.get("ratio", {})))
     table = Table(title=f"{name}: TFLOP/s (median, spread p10 to p90), and times faster than")
     table.add_column("problem")
-    for column in [*columns, *(f"/ {peer}" for peer in peers), "error"]:
+    for column in [*columns, *(f"/ {peer}" for peer in peers), "roof", "error"]:
         table.add_column(column, justify="right")
     for row in rows:
         if "tflops" not in row:
@@ -64,7 +71,8 @@ def _speed_table(name: str, rows: Rows) -> Table:
             continue
         speeds = [_speed(row, column) for column in columns]
         ratios = [_ratio(row["ratio"].get(peer)) for peer in peers]
-        table.add_row(row["label"], *speeds, *ratios, f"{row.get('error', 0):.1e}")
+        roof = f"{row['roof_tflops']:.0f}" if "roof_tflops" in row else "-"
+        table.add_row(row["label"], *speeds, *ratios, roof, f"{row.get('error', 0):.1e}")
     return table
 
 
@@ -126,59 +134,3 @@ def _host_table(name: str, rows: Rows) -> Table:
         for name, micros in row.get("host_us", {row["label"]: row.get("failed", "-")}).items():
             table.add_row(name, f"{micros:.2f}" if isinstance(micros, float) else str(micros))
     return table
-
-
-def plot(rows: Rows, device: str, path: Path) -> Path | None:
-    """Bars of TFLOP/s by problem, one panel a table; None without matplotlib.
-
-    Args:
-        rows: of one run.
-        device: for the title.
-        path: of the image.
-    """
-    try:
-        import matplotlib
-    except ImportError:
-        return None
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    parts = [(name, [r for r in found if "tflops" in r]) for name, found in by_table(rows).items()]
-    parts = [(name, found) for name, found in parts if found]
-    if not parts:
-        return None
-    widest = max(len(found) for _, found in parts)
-    size = (max(6.0, 0.45 * widest + 2), 3.2 * len(parts))
-    figure, axes = pyplot.subplots(len(parts), 1, figsize=size, squeeze=False)
-    for axis, (name, found) in zip(axes[:, 0], parts, strict=True):
-        _bars(axis, name, found)
-    figure.suptitle(f"{device}, bf16, TFLOP/s: median, whiskers p10 to p90", fontsize=10)
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
-    return path
-
-
-def _bars(axis: Any, name: str, rows: Rows) -> None:
-    columns = list(dict.fromkeys(key for row in rows for key in row["tflops"]))
-    width = 0.8 / len(columns)
-    for number, column in enumerate(columns):
-        bars = list(_bar_values(rows, column))
-        places = [at + (number - (len(columns) - 1) / 2) * width for at, *_ in bars]
-        heights = [height for _, height, _, _ in bars]
-        errors = [[low for _, _, low, _ in bars], [high for _, _, _, high in bars]]
-        axis.bar(places, heights, width, yerr=errors, label=column, error_kw={"linewidth": 0.6})
-    axis.set_xticks(range(len(rows)), [row["label"] for row in rows], rotation=60, fontsize=7)
-    axis.set_title(name, fontsize=9)
-    axis.legend(fontsize=7)
-
-
-def _bar_values(rows: Rows, column: str) -> Iterator[tuple[int, float, float, float]]:
-    """Position, TFLOP/s, and how far below and above it the spread reaches."""
-    for at, row in enumerate(rows):
-        times = row["times_us"].get(column)
-        if times is not None:
-            slow, middle, fast = (
-                row["flops"] / times[key] / 1e6 for key in ("p90", "median", "p10")
-            )
-            yield at, middle, max(middle - slow, 0.0), max(fast - middle, 0.0)
