@@ -3,11 +3,12 @@
 import json
 import types
 
+import numpy as np
 import pytest
 from rich.console import Console
 
 import tilecat.bench as bench
-from tilecat.bench import gemm, record, session, show
+from tilecat.bench import attention, gemm, record, session, show
 from tilecat.bench.plot import plot
 from tilecat.bench.roof import ROOFS, Roof, put_over, roof_of
 from tilecat.errors import LayoutError, ResourceError
@@ -200,12 +201,32 @@ def test_roof_is_the_nearer_of_tensor_cores_and_memory():
     assert all(roof.source for roof in ROOFS.values())
 
 
+def test_batch_first_is_every_task_once():
+    tasks = attention.batch_first(3, 4, 2)
+    seen = [dict(tasks.locate(t)) for t in range(tasks.count)]
+    assert [s["tile"] for s in seen] == [0] * 8 + [1] * 8 + [2] * 8
+    assert len({tuple(s.values()) for s in seen}) == 24
+    assert [(s["head"], s["batch"]) for s in seen[:3]] == [(0, 0), (0, 1), (1, 0)]
+
+
+def test_attention_in_another_order_has_the_same_bits():
+    args = attention.SPEC.example({"B": 2, "H": 2, "Hkv": 1, "Lq": 150, "Lk": 100})
+    attention.kernel(*args)
+    first = [args[index].copy() for index in attention.SPEC.outputs]
+    for index in attention.SPEC.outputs:
+        args[index].fill(float("nan"))
+    attention.kernel(*args, order=attention.batch_first)
+    for index, wanted in zip(attention.SPEC.outputs, first, strict=True):
+        np.testing.assert_array_equal(args[index], wanted)
+
+
 def test_tables_of_one_parameter_each():
     tasks = bench.make_tasks(("depth", "grid", "order"))
     assert [(t.table, t.label) for t in tasks] == [
         ("depth", "4096^3"),
         *(("grid", f"4096x4096x{k}") for k in (64, 128, 256, 512, 1024)),
         ("order", "16384^3"),
+        ("order", "attention D128 B16 N3072"),
     ]
     for variants in (gemm._by_depth(), gemm._by_grid(), gemm._by_order()):
         first, *rest = variants.values()

@@ -141,7 +141,7 @@ def make_tasks(tables: tuple[str, ...], shapes: tuple[str, ...] = ()) -> list[Ta
         "attention": lambda: attention.attention_tasks(heads if shapes else attention.SPEC.shapes),
         "depth": gemm.depth_tasks,
         "grid": gemm.grid_tasks,
-        "order": gemm.order_tasks,
+        "order": lambda: gemm.order_tasks() + attention.order_tasks(),
         "host": host.host_tasks,
     }
     return [task for table in tables for task in makers[table]()]

@@ -8,8 +8,11 @@ from typing import Any
 
 from ..errors import TileError
 from ..kernels import KERNELS, KernelSpec, Shape
+from ..kernels.attention import attention as kernel
 from ..kernels.spec import rounding
 from ..operators import attention
+from ..pipeline.scheduler import Schedule, custom_order, sequence_first
+from ..testing import poison
 from .session import Session, Task
 
 SPEC: KernelSpec = next(spec for spec in KERNELS if spec.name == "attention")
@@ -22,6 +25,23 @@ def attention_tasks(shapes: tuple[Shape, ...]) -> list[Task]:
         Task("attention", shape.name, partial(_attention, shape), _weight(shape))
         for shape in shapes
     ]
+
+
+def order_tasks() -> list[Task]:
+    """All query tiles of a head one after another, or a tile of every head."""
+    shape = SPEC.shape("D128 B16 N3072")
+    return [Task("order", f"attention {shape.name}", partial(_orders, shape), _weight(shape))]
+
+
+def batch_first(tiles: Any, heads: Any, batch: Any) -> Schedule:
+    """The first query tile of every head, then the second: all keys and values are in use."""
+
+    def place(t: Any) -> dict[str, Any]:
+        tile = t // (heads * batch)
+        plane = t - tile * heads * batch
+        return {"tile": tile, "head": plane // batch, "batch": plane % batch}
+
+    return custom_order(tiles * heads * batch, place)
 
 
 def _weight(shape: Shape) -> float:
@@ -74,6 +94,25 @@ def _attention(shape: Shape, session: Session) -> dict[str, Any]:
     functions = {"tilecat": lambda: attention(q, k, v), **peers}
     found = {"shape": shape.name, "extents": shape.extents, "error": error, **missing}
     return found | session.compare(functions, SPEC, shape)
+
+
+def _orders(shape: Shape, session: Session) -> dict[str, Any]:
+    torch = session.torch
+    q, k, v = operands(torch, shape)
+    out = torch.empty_like(q)
+    lse = torch.empty(q.shape[:3], device=q.device, dtype=torch.float32)
+    functions: dict[str, Callable[[], Any]] = {}
+    worst = 0.0
+    for name, order in (("batch first", batch_first), ("sequence first", sequence_first)):
+        poison(out, lse)
+        functions[name] = partial(
+            kernel, q, k, v, out, lse, q.shape[-1] ** -0.5, consumers=2, order=order
+        )
+        functions[name]()
+        worst = max(worst, check(torch, q, k, v, out))
+    peers, missing = _peers(torch, q, k, v)
+    found = {"shape": shape.name, "extents": shape.extents, "error": worst, **missing}
+    return found | session.compare({**functions, **peers}, SPEC, shape, ours="sequence first")
 
 
 def _peers(

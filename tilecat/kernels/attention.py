@@ -43,10 +43,11 @@ def softmax(s, m, l, log2_scale):
 def attention(Q: gl[T, "B", "H", "Lq", "D"], K: gl[T, "B", "Hkv", "Lk", "D"],
               V: gl[T, "B", "Hkv", "Lk", "D"], O: gl[T, "B", "H", "Lq", "D"],
               LSE: gl[f32, "B", "H", "Lq"], scale: f32,
-              *, D, tile_k=128, consumers=2, stages=2, pingpong=False):  # fmt: skip
+              *, D, tile_k=128, consumers=2, stages=2, pingpong=False,
+              order=tc.sequence_first):  # fmt: skip
     """O = softmax(scale Q K^T) V, LSE = ln sum exp(scale Q K^T). Hkv divides H; Lk is positive."""
     steps = tc.cdiv(K.size(2), tile_k)
-    tasks = tc.sequence_first(tc.cdiv(Q.size(2), 64 * consumers), Q.size(1), Q.size(0))
+    tasks = order(tc.cdiv(Q.size(2), 64 * consumers), Q.size(1), Q.size(0))
     pipe = tc.lcf(consumers=consumers, stages=stages, tasks=tasks, steps=steps, pingpong=pingpong)
     q = pipe.scratch(st[Q.dtype, 64, D])
     k = pipe.input(st[K.dtype, tile_k, D], ring="k")
