@@ -1,0 +1,172 @@
+"""How users write types: `st[bf16, 64, 64]`, `rt[f32, 64, 256]`."""
+
+from __future__ import annotations
+
+from ..dtypes import DType, DTypeVar
+from ..errors import DTypeError, LayoutError
+from .types import GlobalType, RegTileType, RegVecType, SharedTileType, SharedVecType
+
+
+def _require_dtype(kind: str, dtype: object) -> None:
+    if not isinstance(dtype, DType):
+        raise DTypeError(
+            f"{kind}: the first item is a dtype, got {dtype!r} ({type(dtype).__name__})",
+            hint=f"{kind}[tc.bf16, 64, 64]",
+        )
+
+
+def _require_extents(kind: str, extents: tuple[object, ...]) -> None:
+    for extent in extents:
+        if isinstance(extent, bool) or not isinstance(extent, int) or extent <= 0:
+            raise LayoutError(
+                f"{kind}: tile extents are compile-time positive ints, "
+                f"got {extent!r} ({type(extent).__name__})",
+                hint="take extents from the kernel's keyword parameters, which are compile-time",
+            )
+
+
+def _is_extent(value: object) -> bool:
+    return isinstance(value, int) and value > 0
+
+
+class _Global:
+    """`gl[dtype, "M", "K"]`: the type of a global tensor argument, rank 1 to 5.
+
+    `inout[dtype, "M", "K"]` is one that the kernel reads and writes in place;
+    `gl[dtype, ..., "M", "K"]` may have more axes in front.
+    """
+
+    def __init__(self, *, inout: bool = False):
+        self.inout = inout
+
+    def __getitem__(self, items: tuple[object, ...]) -> GlobalType:
+        if not isinstance(items, tuple):
+            items = (items,)
+        dtype, *dims = items
+        if not isinstance(dtype, DType | DTypeVar):
+            _require_dtype("gl", dtype)
+        leading = dims[:1] == [...]
+        dims = dims[leading:]
+        if not 1 <= len(dims) <= 5:
+            raise LayoutError(f"gl: 1 to 5 dims, got {len(dims)}", hint='gl[tc.bf16, "M", "K"]')
+        for dim in dims:
+            if isinstance(dim, bool) or not (dim if isinstance(dim, str) else _is_extent(dim)):
+                raise LayoutError(
+                    f"gl: a dim is a name or a positive int, got {dim!r}",
+                    hint='gl[tc.bf16, "M", 64]',
+                )
+        return GlobalType(dtype, tuple(dims), self.inout, leading)  # type: ignore[arg-type]
+
+
+class _Shared:
+    """`st[dtype, rows, cols]` or `st[dtype, rows, cols, order]`: the type of a shared tile."""
+
+    def __getitem__(self, items: tuple[object, ...]) -> SharedTileType:
+        if not isinstance(items, tuple) or len(items) not in (3, 4):
+            raise LayoutError("st: wants st[dtype, rows, cols] or st[dtype, rows, cols, order]")
+        dtype, rows, cols, *rest = items
+        _require_dtype("st", dtype)
+        _require_extents("st", (rows, cols))
+        order = rest[0] if rest else "row"
+        if order not in ("row", "col"):
+            raise LayoutError(f'st: order is "row" or "col", got {order!r}')
+        tile = SharedTileType(dtype, rows, cols, str(order))  # type: ignore[arg-type]
+        _ = tile.layout  # raises where no layout exists, at the user's line
+        return tile
+
+
+class _SharedVector:
+    """`sv[dtype, length]`: the type of a shared vector, of whole 16-byte units."""
+
+    def __getitem__(self, items: tuple[object, ...]) -> SharedVecType:
+        if not isinstance(items, tuple) or len(items) != 2:
+            raise LayoutError("sv: wants sv[dtype, length]")
+        dtype, length = items
+        _require_dtype("sv", dtype)
+        _require_extents("sv", (length,))
+        assert isinstance(dtype, DType) and isinstance(length, int), "checked above"
+        if dtype.bits < 8:
+            raise DTypeError(f"sv: elements are whole bytes, got {dtype.name}", hint="use u8")
+        unit = 16 // dtype.nbytes
+        if length % unit:
+            low = length // unit * unit
+            raise LayoutError(
+                f"sv: a {dtype.name} vector has a multiple of {unit} elements (16 bytes), "
+                f"got length={length}",
+                hint=f"nearest legal: {low or unit} and {low + unit}",
+            )
+        return SharedVecType(dtype, length)
+
+
+class _Register:
+    """`rt[dtype, rows, cols]` or `rt[dtype, rows, cols, order]`: the type of a register tile.
+
+    A warpgroup holds tiles of a multiple of 64 rows, a warp of 16 (of columns, for order "col").
+    """
+
+    def __getitem__(self, items: tuple[object, ...]) -> RegTileType:
+        if not isinstance(items, tuple) or len(items) not in (3, 4):
+            raise LayoutError("rt: wants rt[dtype, rows, cols] or rt[dtype, rows, cols, order]")
+        dtype, rows, cols, *rest = items
+        _require_dtype("rt", dtype)
+        _require_extents("rt", (rows, cols))
+        order = str(rest[0]) if rest else "row"
+        if order not in ("row", "col"):
+            raise LayoutError(f'rt: order is "row" or "col", got {rest[0]!r}')
+        assert isinstance(dtype, DType), "checked above"
+        assert isinstance(rows, int) and isinstance(cols, int), "checked above"
+        along, across = (rows, cols) if order == "row" else (cols, rows)
+        names = ("rows", "columns") if order == "row" else ("columns", "rows")
+        if along % 16:
+            raise LayoutError(
+                f"rt: a register tile has a multiple of 16 {names[0]} (16 a warp; 64 for a "
+                f"warpgroup), got {names[0]}={along}",
+                hint=f"nearest legal: {along // 16 * 16 or 16} and {along // 16 * 16 + 16}",
+            )
+        step = 32 if dtype.bits == 8 else 8
+        if across % step:
+            low = across // step * step
+            raise LayoutError(
+                f"rt: {names[1]} of a {dtype.name} tile are a multiple of {step}, "
+                f"got {names[1]}={across}",
+                hint=f"nearest legal: {low or step} and {low + step}",
+            )
+        return RegTileType(dtype, rows, cols, 4 if along % 64 == 0 else 1, order)
+
+
+class _RegisterVector:
+    """`rv[dtype, length]` or `rv[dtype, length, axis]`: the type of a register vector."""
+
+    def __getitem__(self, items: tuple[object, ...]) -> RegVecType:
+        if not isinstance(items, tuple) or not 2 <= len(items) <= 4:
+            raise LayoutError('rv: wants rv[dtype, length] or rv[dtype, length, "col"]')
+        dtype, length, *rest = items
+        _require_dtype("rv", dtype)
+        _require_extents("rv", (length,))
+        axis = rest[0] if rest else "row"
+        partial = rest[1:] == ["partial"]
+        if axis not in ("row", "col", "plain"):
+            raise LayoutError(f'rv: axis is "row", "col" or "plain", got {axis!r}')
+        assert isinstance(dtype, DType) and isinstance(length, int), "checked above"
+        if dtype.bits != 32:
+            raise DTypeError(
+                f"rv: a register vector has 32-bit elements, got {dtype.name}",
+                hint="use f32, and convert the tile it meets",
+            )
+        unit = {"row": 16, "col": 8, "plain": 1}[str(axis)]
+        if length % unit:
+            raise LayoutError(
+                f"rv: the length of a {axis} vector is a multiple of {unit}, got {length}",
+                hint=f"nearest legal: {length // unit * unit or unit} and "
+                f"{length // unit * unit + unit}",
+            )
+        warps = 1 if axis == "row" and length % 64 else 4
+        return RegVecType(dtype, length, str(axis), partial, warps)
+
+
+gl = _Global()
+inout = _Global(inout=True)
+st = _Shared()
+sv = _SharedVector()
+rt = _Register()
+rv = _RegisterVector()
