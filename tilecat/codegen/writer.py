@@ -23,7 +23,7 @@ from ..layouts import AccessPlan, MatrixDescriptor
 from ..ops.memory import AllocScratch
 from ..ptx import instructions as ptx
 from ..tiles import RegTileType, RegVecType, ScalarType
-from . import lanes
+from . import lanes, matrices
 from .module import (
     DebugParam,
     ExtentParam,
@@ -44,7 +44,6 @@ RESERVED = frozenset({
     "clusterid", "nclusterid", "clock", "clock_hi", "globaltimer", "pm", "envreg", "is",
 })  # fmt: skip
 SHARED_ARRAY = "smem"  # dynamic shared memory
-ADDRESS_MASK = 0x3FFFF  # PTX ISA 9.7.15.5.1.2, matrix descriptor: 18 bits of a shared address
 
 
 class Address(NamedTuple):
@@ -394,33 +393,15 @@ class Writer:
         self, registers: tuple[str, ...], kind: str, accumulate: Value | bool
     ) -> tuple[str, ...]:
         """What a product is added to: the registers, or zeros, or what a predicate says."""
-        if accumulate is True:
-            return registers
-        zero = "0f00000000" if kind == "f32" else "0"
-        if accumulate is False:
-            held = self.invariant(
-                ("zero", kind), kind, "zero", lambda r: self.line(ptx.alu(f"mov.{kind}", r, zero))
-            )
-            return (held,) * len(registers)
-        for register in registers:
-            self.line(ptx.alu(f"selp.{kind}", register, register, zero, self.src(accumulate)))
-        return registers
+        return matrices.start_from(self, registers, kind, accumulate)
 
     def descriptor_base(self, tile: Value, descriptor: MatrixDescriptor) -> str:
         """Low word of the descriptor of a tile: address bits and leading offset."""
-        low = self.new("b32", "desc")
-        source = self.materialize(self.address(tile))
-        self.line(ptx.alu("and.b32", low, source, ADDRESS_MASK))
-        self.line(ptx.alu("shr.u32", low, low, 4))
-        self.line(ptx.alu("or.b32", low, low, descriptor.encode(0) & 0xFFFFFFFF))
-        return low
+        return matrices.descriptor_base(self, tile, descriptor)
 
     def descriptor(self, base: str, descriptor: MatrixDescriptor, step: int, mn: int = 0) -> str:
         """The 64-bit descriptor of k-step `step`, from row or column `mn` on."""
-        low = self.add(base, descriptor.start_bytes(mn, step) >> 4)
-        result = self.new("b64", "desc")
-        self.line(ptx.alu("mov.b64", result, ptx.vector((low, str(descriptor.encode(0) >> 32)))))
-        return result
+        return matrices.descriptor(self, base, descriptor, step, mn)
 
     # ---- parameters
 
