@@ -1,4 +1,4 @@
-"""split_k of the GEMM on the PTX machine: sums, their order, and turns that need no zeros again."""
+"""split_k and stream_k of the GEMM on the PTX machine: sums, their order, flags left down."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from tilecat.kernels.epilogues import Step
 from tilecat.kernels.gemm import matmul as kernel
 
 TILES = {"tile_m": 64, "tile_n": 64, "stages": 2}
+PLACES = 64  # of partial sums: more than any case here has
 
 
 class Split:
-    """A product and what its parts share; sums begin as NaN, turns as zeros."""
+    """A product and what its parts share; sums begin as NaN, flags as zeros."""
 
     def __init__(self, dtype: str, batch: tuple[int, ...] = (), m: int = 70, n: int = 88,
                  k: int = 320, out: str = "f32"):  # fmt: skip
@@ -26,20 +27,21 @@ class Split:
         self.b = gemm_cases.numbers(rng, (*batch, k, n), dtype, "col")
         whole = dtype == "s8"
         self.name = "s32" if whole else out
-        self.sums = np.full((*batch, m, n), -(1 << 30) if whole else np.nan,
+        self.sums = np.full((PLACES * 64, TILES["tile_n"]), -(1 << 30) if whole else np.nan,
                             np.int32 if whole else np.float32)  # fmt: skip
-        self.turns = np.zeros((*batch, 4, 4), np.int32)
+        self.flags = np.zeros(PLACES, np.int32)
+        self.shape = (*batch, m, n)
         self.chain = gemm_cases.product(self.a, self.b)
 
-    def run(self, parts: int, *args, seed: int = 0, grid: int = 12, **params) -> np.ndarray:
+    def run(self, parts: int = 1, *args, seed: int = 0, grid: int = 12, **params) -> np.ndarray:
         """One launch, with fewer CTAs than tasks or more."""
-        out = gemm_cases.poisoned(self.sums.shape, self.name)
+        out = gemm_cases.poisoned(self.shape, self.name)
         result = kernel.simulate(
-            self.a, self.b, out, self.sums, self.turns, *args, split_k=parts, seed=seed,
+            self.a, self.b, out, self.sums, self.flags, *args, split_k=parts, seed=seed,
             grid=grid, **{**TILES, **params},
         )  # fmt: skip
         assert not result.reports
-        assert not self.turns.any(), "the last part leaves its turn at 0"
+        assert not self.flags.any(), "who ends a tile takes its flags down"
         return out
 
     def check(self, out: np.ndarray) -> None:
@@ -80,12 +82,49 @@ def test_the_epilogue_takes_the_whole_sum():
     split.check(out)
 
 
+# 2 x 2 tiles of 5 steps: no whole wave, whole waves alone, one tile left, nearly a wave left.
+@pytest.mark.parametrize("parts, grid", [(2, 1), (9, 3), (3, 4), (2, 5), (9, 7), (3, 31)])
+def test_the_last_wave_is_shared(parts, grid):
+    split = Split("bf16")
+    first = split.run(stream_k=parts, grid=grid)
+    split.check(first)
+    for seed in (1, 2):
+        np.testing.assert_array_equal(split.run(stream_k=parts, seed=seed, grid=grid), first)
+
+
+@pytest.mark.parametrize("dtype, k", [("f16", 320), ("f32", 7), ("e5m2", 0), ("s8", 520)])
+def test_a_shared_wave_of_any_dtype_and_depth(dtype, k):
+    split = Split(dtype, k=k, m=140)
+    for grid in (5, 11):
+        split.check(split.run(stream_k=4, grid=grid))
+
+
+def test_a_shared_wave_of_planes_clusters_and_two_consumers():
+    split = Split("bf16", batch=(3,), m=140)
+    for params in ({}, {"cluster": 2}, {"tile_m": 128}, {"order": "snake"}):
+        split.check(split.run(stream_k=3, grid=14, **params))
+
+
+def test_the_epilogue_takes_the_whole_sum_of_a_shared_wave():
+    split, bias = Split("bf16", out="bf16"), np.linspace(-3, 3, 88, dtype=np.float32)
+    steps = (Step(tc.epilogues.bias, 1), Step(tc.epilogues.relu))
+    out = split.run(1, bias, epilogue=steps, stream_k=3, grid=7)
+    split.chain.value = np.maximum(split.chain.value + bias, 0)
+    split.check(out)
+
+
 def test_split_k_refuses_what_has_no_parts():
     split = Split("bf16")
     fails(lambda: split.run(2, split.b, second=True), LayoutError,
-          "matmul: one plain product, on a persistent grid, has its K split, got split_k=2",
+          "matmul: one plain product, on a persistent grid, has its K split, got split_k=2, "
+          "stream_k=1",
           at="tc.require(")  # fmt: skip
+    fails(lambda: split.run(2, stream_k=2), LayoutError,
+          "matmul: split_k is of all tiles, stream_k of those of the last wave alone, got "
+          "split_k=2, stream_k=2", at="tc.require(")  # fmt: skip
     with pytest.raises(LayoutError, match="split_k: parts is a compile-time int from 1 up, got"):
         split.run(0)
     with pytest.raises(ScopeError, match="split_k: tasks is an order of tasks, got 3"):
         tc.split_k(3, 2, 4)
+    with pytest.raises(LayoutError, match="stream_k: parts is a compile-time int from 1 up, got"):
+        split.run(stream_k=-2)

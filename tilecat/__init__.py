@@ -172,8 +172,8 @@ from .pipeline.scheduler import (
     row_major,
     sequence_first,
     snake,
-    split_k,
 )
+from .pipeline.split_k import split_k, stream_k
 from .pipeline.templates import lcf, lcsf, roles
 from .tiles import gl, inout, rt, rv, st, sv
 
@@ -344,6 +344,7 @@ __all__ = [
     "store_min_async",
     "store_to_peer",
     "store_wait",
+    "stream_k",
     "sv",
     "swap_layout",
     "sync",

@@ -71,6 +71,39 @@ a, b = np.ones((64, 520), bf16.numpy), np.ones((520, 64), bf16.numpy)
 c, turns = np.zeros((64, 64), np.float32), np.zeros((1, 1), np.int32)
 product(a, b, c, turns)
 """
+STREAM_K = """
+@tc.kernel
+def product(A: gl[bf16, "M", "K"], B: gl[bf16, "K", 64], C: inout[f32, "M", 64],
+            sums: inout[f32, "L", 64], flags: inout[s32, "P"]):
+    steps = tc.cdiv(A.cols, 64)
+    pipe = tc.lcf(consumers=1, stages=2, steps=steps,
+                  tasks=tc.stream_k(tc.row_major(tc.cdiv(A.rows, 64), 1), 4, steps))
+    a, b = pipe.input(st[bf16, 64, 64]), pipe.input(st[bf16, 64, 64])
+    acc = pipe.accumulator(f32, 64, 64)
+
+    @pipe.load
+    def _(task, k):
+        tc.load_async(a, A[task.row, task.first_step + k])
+        tc.load_async(b, B[task.first_step + k, 0])
+
+    @pipe.compute
+    def _(task, k):
+        tc.mma_AB(acc, a, b)
+
+    @pipe.finish
+    def _(task):
+        with tc.when(~task.ends), tc.turn(flags.at(task.slot), 0):
+            tc.store(sums[task.slot, 0], acc)        # for the CTA that ends the tile
+        with tc.when(task.ends):
+            for i in tc.range(task.slot, task.slot + task.partials):
+                with tc.turn(flags.at(i), 1, turns=2):
+                    acc[:, :] += tc.load(sums[i, 0], rt[f32, 64, 64])
+            tc.store(C[task.row, 0], acc)
+
+a, b = np.ones((4 * 64, 520), bf16.numpy), np.ones((520, 64), bf16.numpy)  # 4 tasks on 3 CTAs
+c, sums = np.zeros((4 * 64, 64), np.float32), np.zeros((3 * 64, 64), np.float32)
+product(a, b, c, sums, np.zeros(3, np.int32), grid=3)
+"""
 
 GEMM = """
 @tc.kernel
@@ -287,7 +320,8 @@ schedule gives.
      "stream.store", "stream.finish_store", "roles", "parts", "parts.role", "parts.ring", "role",
      "role.compute", "rows", "stream_rows", "stream_rows.start",
      "stream_rows.load", "stream_rows.compute", "ragged", "Schedule", "row_major",
-     "column_major", "grouped", "snake", "custom_order", "batched", "split_k", "sequence_first"),
+     "column_major", "grouped", "snake", "custom_order", "batched", "split_k", "stream_k",
+     "sequence_first"),
     (
         E("lcf pipe pipe.input pipe.output pipe.accumulator pipe.load pipe.compute pipe.finish "
           "input "
@@ -313,6 +347,7 @@ schedule gives.
         E("batched",
           BATCHED, "(c.astype(float) == 40 * np.arange(1, 4)[:, None, None]).all()"),
         E("split_k", SPLIT, ("(c == 520).all()", "turns[0, 0] == 0")),
+        E("stream_k", STREAM_K, "(c == 520).all()"),
         E("rows stream_rows stream_rows.start stream_rows.load stream_rows.compute", ROWS,
           "np.allclose(y, 2)"),
         E("ragged", RAGGED, "(y == 2).all()"),

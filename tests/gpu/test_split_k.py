@@ -1,4 +1,4 @@
-"""split_k of the GEMM on a GPU: sums, equal bits from launch to launch, turns left at zero."""
+"""split_k of the GEMM on a GPU: sums, equal bits from launch to launch, flags left down."""
 
 import pytest
 import reference
@@ -22,15 +22,16 @@ def test_parts_add_up_the_same_each_time(shape, parts, tile, cluster):
     torch.manual_seed(0)
     a = torch.randn(m, k, device="cuda").bfloat16()
     b = torch.randn(k, n, device="cuda").bfloat16()
-    sums = torch.full((m, n), float("nan"), device="cuda")
-    turns = torch.zeros(m // 64 + 8, n // tile[1] + 2, dtype=torch.int32, device="cuda")
+    places = parts * (m // 64 + 4) * (n // tile[1] + 1)
+    sums = torch.full((places * 64, tile[1]), float("nan"), device="cuda")
+    flags = torch.zeros(places, dtype=torch.int32, device="cuda")
     found = []
     for _ in range(5):
         c = torch.full((m, n), float("nan"), dtype=torch.bfloat16, device="cuda")
-        matmul(a, b, c, sums, turns, tile_m=tile[0], tile_n=tile[1], stages=3, split_k=parts,
+        matmul(a, b, c, sums, flags, tile_m=tile[0], tile_n=tile[1], stages=3, split_k=parts,
                cluster=cluster)  # fmt: skip
         found.append(c)
     torch.cuda.synchronize()
-    assert not turns.any()
+    assert not flags.any()
     assert all(torch.equal(c, found[0]) for c in found)
     reference.assert_close(found[0], reference.matmul(a, b), bf16.numpy)

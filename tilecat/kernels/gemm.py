@@ -41,13 +41,15 @@ def order_of(tensor, k_last):
 
 
 def tasks_of(A, B, C, args, *, tile_m, tile_n, tile_k, group, cluster, groups, order, split_k,
-             one):  # fmt: skip
+             stream_k, one):  # fmt: skip
     """The order of tiles, what parts of K share, and the arguments that are left."""
     tc.require(tile_m > 0 and tile_m % 64 == 0,
                f"matmul: tile_m is a multiple of 64, got {tile_m=}")  # fmt: skip
-    tc.require(split_k == 1 or one and not groups,
+    tc.require(split_k == stream_k == 1 or one and not groups,
                "matmul: one plain product, on a persistent grid, has its K split, got "
-               f"{split_k=}")  # fmt: skip
+               f"{split_k=}, {stream_k=}")  # fmt: skip
+    tc.require(1 in (split_k, stream_k), "matmul: split_k is of all tiles, stream_k of those of "
+               f"the last wave alone, got {split_k=}, {stream_k=}")  # fmt: skip
     tc.require(order in ORDERS or callable(order),
                f"matmul: order is {', '.join(ORDERS)}, or a function of block rows and columns, "
                f"got {order=}", hint='order="grouped"')  # fmt: skip
@@ -61,8 +63,9 @@ def tasks_of(A, B, C, args, *, tile_m, tile_n, tile_k, group, cluster, groups, o
         options = {"rows": group, "cluster": cluster} if order in GROUPED else {}
         tasks = make(tc.cdiv(A.rows, tile_m), tc.cdiv(B.cols, tile_n), **options)
         tasks = tc.batched(tasks, *(C.size(axis) for axis in range(C.rank - 2)))
-    shared, rest = (args[:2], args[2:]) if split_k > 1 else ((), args)
-    return tc.split_k(tasks, split_k, tc.cdiv(A.cols, tile_k)), shared, rest
+    cut, parts = (tc.stream_k, stream_k) if stream_k != 1 else (tc.split_k, split_k)
+    shared, rest = (args[:2], args[2:]) if parts != 1 else ((), args)
+    return cut(tasks, parts, tc.cdiv(A.cols, tile_k)), shared, rest
 
 
 def scaled_sums(pipe, acc, a, b, args, C, place_of):
@@ -110,27 +113,33 @@ def load_rows(a, A, C, task, k, groups):
         tc.load_async(a[i], rows or A[*lead, task.row * n + i, k])
 
 
+def rows_of_group(C, task, place):
+    """Where a tile of a group goes: nowhere beyond the group's rows."""
+    return C[*task.batch[: C.rank - 2], : task.last, :].at(*place[1:])
+
+
 @tc.kernel
 def matmul(A: gl[TA, ..., "M", "K"], B: gl[TB, ..., "K", "N"], C: inout[TC, ..., "M", "N"], *args,
            tile_m=128, tile_n=256, tile_k=0, stages=4, group=8, cluster=1, order="grouped",
-           epilogue=(), second=False, block_scales=False, groups=False, split_k=1, persistent=True):
+           epilogue=(), second=False, block_scales=False, groups=False, split_k=1, stream_k=1,
+           persistent=True):  # fmt: skip
     """C = epilogue(A @ B), fp32 sums (s32 of s8).
 
     Args:
         A, B, C: see `tc.matmul`.
-        args: with `split_k`, sums and turns (`whole_product`); with `groups`, a table and a number
+        args: with parts of K, sums and flags (`whole_product`); with `groups`, a table and a number
             of slots (`plan_groups`); with `second`, a second B; with `block_scales`, f32 scales of
             A [..., K/128, M] and of B [..., K/128, N/128]; then the arguments of the epilogue.
-        order: of the tiles, in groups of `group` block rows: grouped, snake; row, column; or a
-            function of block rows and columns that makes a schedule.
+        order: of tiles: grouped, snake (`group` block rows), row, column; or what makes a schedule.
         epilogue: steps; with `second`, the first takes the tiles of both products.
-        split_k: tasks that share the K of a tile.  persistent: or each CTA has one task.
+        split_k: parts of K; stream_k: of tiles of the last wave. persistent: or one task a CTA.
     """
     n = tile_m // 64
     tile_k = tile_k or STEP_BYTES // A.dtype.nbytes
     tasks, shared, args = tasks_of(A, B, C, args, tile_m=tile_m, tile_n=tile_n, tile_k=tile_k,
                                    group=group, cluster=cluster, groups=groups, order=order,
-                                   split_k=split_k, one=persistent and not (second or block_scales))
+                                   split_k=split_k, stream_k=stream_k,
+                                   one=persistent and not (second or block_scales))  # fmt: skip
     pipe = tc.lcf(consumers=n, stages=stages, tasks=tasks, steps=tc.cdiv(A.cols, tile_k),
                   cluster=cluster, persistent=persistent)  # fmt: skip
     more, *args = args if second else (None, *args)
@@ -166,8 +175,7 @@ def matmul(A: gl[TA, ..., "M", "K"], B: gl[TB, ..., "K", "N"], C: inout[TC, ...,
     @pipe.finish
     def _(task):
         sums, last = (acc, acc2)[: 1 + second], task.last if groups else None
-        with whole_product(acc, shared, task, lambda: task.row * n + pipe.consumer, split_k):
+        with whole_product(acc, shared, task, pipe.consumer, n, cluster):
             result = epilogues.apply(epilogue, args, sums, C, lambda: place_of(task), last)
-            ends = C[*task.batch[: C.rank - 2], :last, :] if groups else None
-            to = ends.at(*place_of(task)[1:]) if groups else None
+            to = rows_of_group(C, task, place_of(task)) if groups else None
             c.store(to or C[*task.batch, task.row * n + pipe.consumer, task.col], result)

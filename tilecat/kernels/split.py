@@ -1,51 +1,54 @@
-"""Sums of a product whose K several CTAs share, in a fixed order: equal bits each time."""
+"""Sums of a tile whose K several CTAs share, added in a fixed order: equal bits each time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import tilecat as tc
 from tilecat import rt
 
-PANEL = 64  # columns that are read back at a time: 32 registers a thread
+PANEL = 64  # columns of partial sums that are read at a time: 32 registers a thread
 
 
 @contextmanager
 def whole_product(
-    acc: Any, shared: tuple[Any, ...], task: Any, row: Callable[[], Any], parts: int
+    acc: Any, shared: tuple[Any, ...], task: Any, consumer: Any, consumers: int, cluster: int
 ) -> Iterator[None]:
-    """Around the end of a task: what stands inside runs where acc has the sums of all parts.
+    """Around the end of a task: what stands inside runs where acc has the sums of all of K.
 
-    Part after part adds its sums to those in memory, which L2 holds; the last reads them back. It
-    leaves its turn at 0, so that turns are zeroed once, before the first launch of all, and sums
-    never.
+    A task that does not end its tile leaves its sums in memory, which L2 holds, and raises a flag.
+    The one that ends it waits for flag after flag, takes each down and adds. So flags are zeroed
+    once, before the first launch of all, and sums never; launches that share them follow one
+    another.
 
     Args:
         acc: a consumer's sums, 64 x tile_n.
-        shared: sums, inout [..., M, N] of acc's dtype; turns, inout s32 [..., M / 64, N / tile_n],
-            as many as there are tiles of consumers, also of CTAs of a cluster beyond M or N.
-            Nothing without parts.
-        task: of `tc.split_k`.
-        row: gives the block row of 64.
-        parts: of K; 1 for a task that has all of it.
+        shared: sums, inout [64 places, tile_n] of acc's dtype; flags, inout s32 [places]: a place
+            for each slot of the schedule, CTA of a cluster and consumer. Nothing where tasks are
+            whole.
+        task: of `tc.split_k` or `tc.stream_k`.
+        consumer: number of this one.
+        consumers: of a CTA.
+        cluster: CTAs.
     """
-    if parts == 1:
+    if not shared:
         yield
         return
-    sums, turns = shared
-    place = (*task.batch, row(), task.col)
+    sums, flags = shared
     rows, cols = acc.type.shape
-    with tc.turn(turns.at(*place), task.part, turns=parts):
-        with tc.when(task.part < 1):
-            tc.store(sums[*place], acc)
-        with tc.when(task.part > 0):
-            tc.atomic_add(sums[*place], acc)
-        with tc.when(task.part == parts - 1):
-            for first in range(0, cols, PANEL):
-                stop = min(first + PANEL, cols)
-                at = (*task.batch, place[-2] * rows, place[-1] * cols + first)
-                acc[:, first:stop] = tc.load(sums.at(*at), rt[acc.dtype, rows, stop - first])
-    with tc.when(task.part == parts - 1):
+    places = cluster * consumers  # of a slot
+    rank = tc.cluster_rank() * consumers if cluster > 1 else 0
+    mine = task.slot * places + rank + consumer
+    with tc.when(~task.ends), tc.turn(flags.at(mine), 0):
+        tc.store(sums[mine, 0], acc)
+    with tc.when(task.ends):
+        for i in tc.range(task.partials):
+            there = mine + i * places
+            with tc.turn(flags.at(there), 1, turns=2):
+                for first in range(0, cols, PANEL):
+                    stop = min(first + PANEL, cols)
+                    at = sums.at(there * rows, first)
+                    acc[:, first:stop] += tc.load(at, rt[acc.dtype, rows, stop - first])
         yield

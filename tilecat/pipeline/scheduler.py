@@ -7,7 +7,7 @@ Each order is a `Schedule`: how many tasks there are and what task `t` is. A CTA
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ..errors import LayoutError, ScopeError
@@ -262,41 +262,6 @@ def batched(tasks: Schedule, *extents: Any) -> Schedule:
     _, (per_plane,) = _count("batched", tasks=tasks.count)
     total = binary("mul", tasks.count, count)
     return Schedule(tasks.name, total, locate, tasks.cluster, tasks.cluster_cols)
-
-
-def split_k(tasks: Schedule, parts: int, steps: Any) -> Schedule:
-    """Each task as `parts` tasks of some of its steps: work for SMs that would be idle.
-
-    All first parts come before all second ones, so a task that waits for the part before its own
-    (`tc.turn`) waits for one that has begun. Further coordinates: part; first_step and steps, how
-    many it has, which differ by one at most and are 0 where there are more parts than steps.
-    A pipeline takes `task.steps` of it; its kernel loads step `task.first_step + k`.
-
-    Args:
-        tasks: the whole ones.
-        parts: of each, a compile-time int; 1 leaves tasks whole.
-        steps: of a whole task, an s32 scalar, at most 2^31 / parts.
-    """
-    if not isinstance(tasks, Schedule):
-        raise ScopeError(f"split_k: tasks is an order of tasks, got {tasks!r}",
-                         hint="tc.split_k(tc.grouped(rows, cols), parts, steps)")
-    if isinstance(parts, bool) or not isinstance(parts, int) or parts < 1:
-        raise LayoutError(f"split_k: parts is a compile-time int from 1 up, got {parts=}")
-    require_s32("split_k: steps", operand_of(steps, "split_k: steps"))
-    if parts == 1:
-        whole = (("part", 0), ("first_step", 0))
-        return replace(tasks, locate=lambda t: (*tasks.locate(t), *whole))
-    _, (count,) = _count("split_k", tasks=tasks.count)
-
-    def locate(t: Any) -> tuple[tuple[str, Any], ...]:
-        part = named(binary("div", t, count), "part")
-        first = named(binary("div", part * steps, parts), "first_step")
-        behind = binary("div", (part + 1) * steps, parts)
-        return (*tasks.locate(named(t - part * count, "whole")), ("part", part),
-                ("first_step", first), ("steps", named(behind - first, "steps")))  # fmt: skip
-
-    total = binary("mul", tasks.count, parts)
-    return replace(tasks, name=f"{tasks.name}, K in {parts}", count=total, locate=locate)
 
 
 def sequence_first(tiles: Any, heads: Any, batch: Any) -> Schedule:
