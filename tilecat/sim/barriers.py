@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tilecat.sim import bulk_stores, wgmma
+from tilecat.sim import bulk_stores, tensor_alloc, tensor_core, wgmma
 from tilecat.sim.clocks import SyncClock
 from tilecat.sim.fibers import Fiber, cut, whole_warps
 from tilecat.sim.mbarrier import MBarrier
@@ -313,8 +313,11 @@ def leave(machine: Machine, fiber: Fiber, item: Instruction) -> None:
     if machine.races:
         known = machine.clocks.know[slice(*fiber.warps)].max(0)
         np.maximum(clock.values, known, out=clock.values)
+    if machine.alive[cta] == 0:
+        tensor_alloc.check_exit(machine, item, cta)
     if machine.alive[cta] == 0 and machine.races:
         _check_cta_exit(machine, item, cta, clock.values[0])
+        tensor_core.check_exit(machine, item, cta, clock.values[0])
     _cluster_advance(machine)
     for (owner, _), barrier in machine.named.items():
         # Without a count all threads take part; those that left count as arrived.
@@ -391,5 +394,5 @@ TABLE = (
     Row("griddepcontrol(.launch_dependents,.wait)", "", _nothing, "9.7.13.13"),
     Row("trap", "", _trap, "9.7.18.5"),
     Row("setmaxnreg(.inc,.dec).sync.aligned.u32", "i", _setmaxnreg, "9.7.18.6", aligned=True,
-        decode=_check_registers),
+        decode=_check_registers, needs="setmaxnreg"),
 )  # fmt: skip

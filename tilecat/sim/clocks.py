@@ -4,7 +4,9 @@ A clock has one column an agent. Agents are warps, then "nobody" (who wrote what
 then the start of each CTA (at time 1 it has started), then asynchronous agents: the loads of an
 mbarrier, the bulk stores of a thread, the wgmma of a warpgroup. Row 0 of a clock is what is known
 to have happened; row 1 what is known to have been made visible to the async proxy by
-fence.proxy.async (PTX ISA 8.2.3.1, 9.7.13.4).
+fence.proxy.async (PTX ISA 8.2.3.1, 9.7.13.4). Beside them a warp has what its tcgen05 operations
+are ordered after: what it knew at its last tcgen05.fence::after_thread_sync, of tcgen05.ld and .st
+of others what they had put before a tcgen05.fence::before_thread_sync (PTX ISA 9.4, 9.7.17.6.3).
 """
 
 from __future__ import annotations
@@ -35,11 +37,14 @@ class Clocks:
         self.warps, self.nobody, self.enabled, self.ctas = warps, warps, enabled, ctas
         self.width = warps + 1 + ctas + _SPARE_AGENTS
         self.know = np.zeros((warps, 2, self.width), np.int32)
+        self.tensor = np.zeros((warps, self.width), np.int32)
         self.reset()
 
     def reset(self) -> None:
         """Start of a cluster: nobody knows anything."""
         self.know[:] = 0
+        self.tensor[:] = 0
+        self.published = np.arange(self.width)
         diagonal = np.arange(self.warps)
         self.know[diagonal, 0, diagonal] = 1
         self.know[diagonal, 0, self.start(diagonal * self.ctas // self.warps)] = 1
@@ -63,6 +68,8 @@ class Clocks:
         if self.count == self.width:
             extra = self.width
             self.know = np.pad(self.know, ((0, 0), (0, 0), (0, extra)))
+            self.tensor = np.pad(self.tensor, ((0, 0), (0, extra)))
+            self.published = np.concatenate([self.published, self.width + np.arange(extra)])
             for clock in self.sync:
                 clock.values = np.pad(clock.values, ((0, 0), (0, extra)))
             self.width += extra
@@ -104,6 +111,12 @@ class Clocks:
         """Warps [first, last) learn that an agent has reached `time`."""
         part = self.know[first:last, : 2 if fenced else 1, agent]
         np.maximum(part, time, out=part)
+        self.version += 1
+
+    def fence_tensor(self, first: int, last: int) -> None:
+        """tcgen05.fence::after_thread_sync: `published` says in which column to look."""
+        part = self.tensor[first:last]
+        np.maximum(part, self.know[first:last, GENERIC][:, self.published], out=part)
         self.version += 1
 
     def fence(self, first: int, last: int) -> None:

@@ -17,6 +17,9 @@ from tilecat.sim import (
     cp_async,
     local_memory,
     mbarrier,
+    tensor_access,
+    tensor_alloc,
+    tensor_core,
     tensormap,
     wgmma,
 )
@@ -69,6 +72,7 @@ class Machine:
         self.param_bytes, self.maps, self.global_memory = param_bytes, maps, globals_
         self.policy, self.races, self.limit = POLICIES[seed % 4], races, limit
         self.random = np.random.default_rng(seed)
+        self.from_top = seed % 2 == 1  # tensor memory is given from its last columns on
         self.ctas, self.block = int(np.prod(cluster)), int(np.prod(block))
         self.num_threads = self.ctas * self.block
         self.registers = Registers(program.module.bank_sizes, self.num_threads)
@@ -183,6 +187,9 @@ class Machine:
         local_memory.reset(self)
         carry.reset(self)
         wgmma.reset(self)
+        tensor_alloc.reset(self)
+        tensor_access.reset(self)
+        tensor_core.reset(self)
 
     # ---- running
     def run_cluster(self, index: int) -> None:

@@ -24,6 +24,10 @@ from tilecat.sim import (
     mbarrier,
     memory,
     mma_sync,
+    tensor_access,
+    tensor_alloc,
+    tensor_core,
+    tensor_mma,
     tensormap,
     variables,
     warp,
@@ -40,14 +44,13 @@ TABLE = (
     *mbarrier.TABLE, *barriers.TABLE, *bulk.TABLE, *bulk_stores.TABLE, *wgmma.TABLE,
     *memory.TABLE, *warp.TABLE, *atomics.TABLE, *cp_async.TABLE, *tensormap.TABLE,
     *mma_sync.TABLE, *local_memory.TABLE, *carry.TABLE, *variables.TABLE, *generic.TABLE,
-    *async_stores.TABLE,
+    *async_stores.TABLE, *tensor_alloc.TABLE, *tensor_access.TABLE, *tensor_core.TABLE,
+    *tensor_mma.TABLE,
 )  # fmt: skip
 _DEFAULT_LIMIT = 50_000_000
 _MAP_BYTES = 128
 # They run one cluster after the other: this many empty ones take minutes.
 _MAX_CTAS = 1 << 20
-# 227 KB for compute capability 9.0 and 10.0: CUDA programming guide, technical specifications.
-_MAX_SHARED_BYTES = 232448
 
 
 def parse(text: str, files: dict[int, str] | None = None) -> Program:
@@ -191,8 +194,9 @@ def run(
         limit=_DEFAULT_LIMIT if limit is None else limit,
     )  # fmt: skip
     machine = new_machine()
-    if machine.shared_bytes - RESERVED_BYTES > _MAX_SHARED_BYTES:
-        raise MachineError(f"run: at most {_MAX_SHARED_BYTES} bytes of shared memory a CTA, got "
+    most = program.module.chip.shared_bytes
+    if machine.shared_bytes - RESERVED_BYTES > most:
+        raise MachineError(f"run: at most {most} bytes of shared memory a CTA, got "
                            f"{machine.shared_bytes - RESERVED_BYTES}")  # fmt: skip
     variables.bind(machine, statics, memory_)
     order = np.arange(int(np.prod(shape)) // machine.ctas)

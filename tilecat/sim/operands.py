@@ -55,9 +55,9 @@ class Descriptor:
             raise refuse(item, f"matrix descriptor {bits:#018x}: a base offset is not implemented")
         size = OPERAND_BYTES[kind]
         if transposed:
-            places = _mn_major(start, leading, stride, swizzle, rows * size // 16, _K_BYTES // size)
+            places = mn_major(start, leading, stride, swizzle, rows * size // 16, _K_BYTES // size)
         else:
-            places = _k_major(start, leading, stride, swizzle, rows)
+            places = k_major(start, leading, stride, swizzle, rows, _K_BYTES // 16)
             if swizzle and start % swizzle + _K_BYTES > swizzle:
                 machine.report("wgmma", item, f"matrix descriptor {bits:#018x}: 32 bytes of K from "
                                f"byte {start % swizzle} leave the {swizzle}-byte row")  # fmt: skip
@@ -69,14 +69,16 @@ class Descriptor:
         return cls(start, transposed, places >> 4, low, high)
 
 
-def _k_major(start: int, leading: int, stride: int, swizzle: int, rows: int) -> np.ndarray:
-    """((8, m), (T, 2)): 8 rows at the swizzle's pitch, then `stride`; two 16-byte columns."""
-    row, column = np.arange(rows)[:, None], np.arange(2)
+def k_major(
+    start: int, leading: int, stride: int, swizzle: int, rows: int, columns: int
+) -> np.ndarray:
+    """((8, m), (T, columns)): 8 rows at the swizzle's pitch, then `stride`; 16-byte columns."""
+    row, column = np.arange(rows)[:, None], np.arange(columns)
     pitch = swizzle or 16
     return start + row // 8 * stride + row % 8 * pitch + column * (16 if swizzle else leading)
 
 
-def _mn_major(start, leading, stride, swizzle: int, chunks: int, depth: int) -> np.ndarray:
+def mn_major(start, leading, stride, swizzle: int, chunks: int, depth: int) -> np.ndarray:
     """((T, W, m), (8, k)): K rows at the swizzle's pitch, panels `leading` apart."""
     k, chunk = np.arange(depth)[:, None], np.arange(chunks)
     if not swizzle:

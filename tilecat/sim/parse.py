@@ -8,6 +8,7 @@ import struct
 from dataclasses import dataclass, field
 
 from tilecat.errors import Loc, MachineError
+from tilecat.sim.chips import Chip, chip_of
 
 TYPE_BYTES = {
     **{f"{kind}{bits}": bits // 8 for kind in "bus" for bits in (8, 16, 32, 64)},
@@ -136,7 +137,7 @@ class Module:
     """A parsed kernel."""
 
     name: str
-    target: str
+    chip: Chip
     params: tuple[Parameter, ...]
     directives: dict[str, tuple[int, ...]]
     shared: list[SharedArray] = field(default_factory=list)
@@ -434,6 +435,15 @@ def _resolve_labels(module: Module) -> None:
         item.target = module.labels[found]
 
 
+def _chip(preamble: str) -> Chip:
+    """`.version` and `.target`, PTX ISA 11.1.1, 11.1.2."""
+    version = re.search(r"\.version\s+(\d+)\.(\d+)", preamble)
+    target = re.search(r"\.target\s+([\w, ]+)", preamble)
+    if version is None or target is None:
+        raise MachineError("parse: a module begins with .version and .target")
+    return chip_of(target[1].strip(), (int(version[1]), int(version[2])))
+
+
 def parse_module(text: str, files: dict[int, str] | None = None) -> Module:
     """Parse a module with one kernel.
 
@@ -451,7 +461,6 @@ def parse_module(text: str, files: dict[int, str] | None = None) -> Module:
     entry = entries[0]
     lines = [0] + [match.end() for match in re.finditer("\n", clean)]
     line = bisect.bisect_right(lines, entry.start())
-    target = re.search(r"\.target\s+([\w, ]+)", clean)
     directives = {
         name: tuple(int(n) for n in re.findall(r"\d+", values))
         for name, values in re.findall(r"\.(\w+)((?:\s+\d+(?:\s*,\s*\d+)*)?)", entry[3])
@@ -460,11 +469,10 @@ def parse_module(text: str, files: dict[int, str] | None = None) -> Module:
         if name not in ("maxntid", "reqntid", "minnctapersm", "maxnreg", "reqnctapercluster",
                         "explicitcluster", "maxclusterrank", "blocksareclusters"):  # fmt: skip
             raise MachineError(f"parse: line {line}: kernel directive .{name} not implemented")
-    module = Module(entry[1], target[1].strip() if target else "", _parameters(entry[2], line),
-                    directives, preamble=clean[: entry.start()])  # fmt: skip
-    for match in re.finditer(
-        r"^\s*((?:\.extern\s+)?\.shared\s[^;]*);", module.preamble, re.M
-    ):
+    preamble = clean[: entry.start()]
+    module = Module(entry[1], _chip(preamble), _parameters(entry[2], line), directives,
+                    preamble=preamble)  # fmt: skip
+    for match in re.finditer(r"^\s*((?:\.extern\s+)?\.shared\s[^;]*);", module.preamble, re.M):
         module.shared.append(_shared(match[1], bisect.bisect_right(lines, match.start(1))))
     known = dict(files or {})
     known.update({int(number): path for number, path in _FILE.findall(clean)})

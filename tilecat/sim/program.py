@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from tilecat.errors import MachineError
 from tilecat.sim import alu
+from tilecat.sim.chips import Chip
 from tilecat.sim.parse import (
     TYPE_BYTES,
     Imm,
@@ -164,7 +165,7 @@ def _decode_flow(item: Instruction, module: Module, exit_pc: int) -> bool:
     return True
 
 
-def _decode_row(item: Instruction, rows: dict[str, list[Row]]) -> None:
+def _decode_row(item: Instruction, rows: dict[str, list[Row]], chip: Chip) -> None:
     candidates = rows.get(item.op.split(".")[0], [])
     matching = [row for row in candidates if row.regex.fullmatch(item.op)]
     if not matching:
@@ -172,6 +173,8 @@ def _decode_row(item: Instruction, rows: dict[str, list[Row]]) -> None:
     row = next((row for row in matching if row.accepts(item.args)), None)
     if row is None:
         raise refuse(item, "operand form not implemented")
+    if row.needs and row.needs not in chip.features:
+        raise refuse(item, f"not supported on target {chip.name}")
     item.kind, item.row = "system", row
     item.mods = tuple(item.op.split("."))
     if row.decode is not None:
@@ -249,7 +252,7 @@ def decode(module: Module, rows: tuple[Row, ...]) -> Program:
             if _decode_flow(item, module, final.pc):
                 leaders |= {item.pc + 1, *_successors(item)}
             else:
-                _decode_row(item, by_family)
+                _decode_row(item, by_family, module.chip)
         item.mask = _mask(item, first_bit)
     items.append(final)
     starts = sorted(leaders)

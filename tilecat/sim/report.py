@@ -36,8 +36,9 @@ class Report:
     """One broken rule.
 
     Args:
-        kind: race, uninitialised, fence, deadlock, mbarrier, wgmma, exit, global-race, bounds,
-            align, barrier, registers, limit.
+        kind: race, uninitialised, fence, deadlock, mbarrier, wgmma, tcgen05, exit, global-race,
+            bounds, align, barrier, registers, limit; tcgen05-fence if an order lacks nothing but
+            a tcgen05.fence, which compilers leave out where the hardware needs none.
         message: who did what to which tile or barrier.
         line: PTX line, 0 if the report belongs to no instruction.
         text: the PTX instruction.

@@ -42,6 +42,7 @@ class Row:
         isa: section of the PTX ISA.
         aligned: all threads of the warp execute it together, so a predicate is one a warp.
         decode: called once with the instruction; its value becomes `instruction.info`.
+        needs: feature of the target (`chips.CHIPS`) without which the manual has no such form.
     """
 
     pattern: str
@@ -50,6 +51,7 @@ class Row:
     isa: str
     aligned: bool = False
     decode: Callable[[Instruction], object] | None = None
+    needs: str = ""
 
     @cached_property
     def regex(self) -> re.Pattern[str]:

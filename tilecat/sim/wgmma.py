@@ -421,9 +421,12 @@ def _decode(item: Instruction) -> Form:
 _NS = "(" + ",".join(f".m64n{n}k{k}" for n in range(8, 264, 8) for k in (8, 16, 32)) + ")"
 _A_TYPES = "(.bf16,.f16,.tf32,.e4m3,.e5m2,.s8,.u8)"
 TABLE = (
-    Row("wgmma.fence.sync.aligned", "", _fence, "9.7.15.7.1", aligned=True),
+    Row("wgmma.fence.sync.aligned", "", _fence, "9.7.15.7.1", aligned=True, needs="wgmma"),
     Row(f"wgmma.mma_async.sync.aligned{_NS}(.f32,.f16,.s32){_A_TYPES}{_A_TYPES}{{.satfinite}}",
-        "v rv r q i? i? i? i?", _mma, "9.7.15.5.2", aligned=True, decode=_decode),
-    Row("wgmma.commit_group.sync.aligned", "", _commit, "9.7.15.7.2", aligned=True),
-    Row("wgmma.wait_group.sync.aligned", "i", _wait, "9.7.15.7.3", aligned=True),
+        "v rv r q i? i? i? i?", _mma, "9.7.15.5.2", aligned=True, decode=_decode,
+        needs="wgmma"),
+    Row("wgmma.commit_group.sync.aligned", "", _commit, "9.7.15.7.2", aligned=True,
+        needs="wgmma"),
+    Row("wgmma.wait_group.sync.aligned", "i", _wait, "9.7.15.7.3", aligned=True,
+        needs="wgmma"),
 )  # fmt: skip
