@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gemm_cases
+import gemm_random
 import ml_dtypes
 import numpy as np
 import pytest
@@ -29,17 +30,21 @@ def close(actual: np.ndarray, chain: gemm_cases.Chain) -> None:
 
 @pytest.mark.parametrize("seed", range(32))
 def test_random_calls(seed):
-    given = gemm_cases.problem(seed)
-    assert tc.matmul(given.a, given.b, given.out, **given.options) is given.out
-    gemm_cases.check(given, given.out)
+    given = gemm_random.problem(seed)
+    given.check(given.on_cpu())
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("seed", range(32, 300))
 def test_more_random_calls(seed):
-    given = gemm_cases.problem(seed)
-    tc.matmul(given.a, given.b, given.out, **given.options)
-    gemm_cases.check(given, given.out)
+    given = gemm_random.problem(seed)
+    given.check(given.on_cpu())
+
+
+@pytest.mark.parametrize("seed", range(100, 104))
+def test_random_calls_repeat_bit_for_bit(seed):
+    given = gemm_random.problem(seed, 100)
+    np.testing.assert_array_equal(given.on_cpu(), given.on_cpu())
 
 
 @pytest.mark.parametrize("b_order", ["row", "col"])

@@ -1,4 +1,6 @@
-"""Small runs of kernels, memory cases, ops and products for compute-sanitizer; 1 on any finding:
+"""Small runs of kernels, memory cases, ops, products and the GEMM family, for compute-sanitizer.
+
+1 on any finding:
 
 compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 1 \\
     python tests/gpu/sanitize.py  # cuda-bindings asks the driver for functions it may not have
@@ -18,14 +20,26 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
+import gemm_random  # noqa: E402
 import mma_cases  # noqa: E402
+import reference  # noqa: E402
 import table  # noqa: E402
 import table_rows  # noqa: E402
 import torch  # noqa: E402
 from cases import CASES, Case, bases, to_torch, views  # noqa: E402
 from memory.test_memory import FAMILIES  # noqa: E402
 from on_gpu import run_on_gpu  # noqa: E402
+from test_gemm_random import run as twice  # noqa: E402
 from test_mma import launched  # noqa: E402
+
+from tilecat.kernels.gemm import matmul  # noqa: E402
+
+SIZES = (200, 328, 264)  # M, N, K of the products below
+# Parameters of the kernel that tc.matmul does not choose.
+GRIDS: tuple[dict[str, Any], ...] = (
+    {"split_k": 3}, {"split_k": 3, "cluster": 2}, {"cluster": 2}, {"order": "snake"},
+    {"persistent": False}, {"persistent": False, "cluster": 2}, {"stages": 1},
+)  # fmt: skip
 
 
 def run(case: Case) -> str | None:
@@ -54,6 +68,25 @@ def run_mma(case: mma_cases.MmaCase) -> None:
     mma_cases.check(case, mma_cases.run(case, given, launched), given, gpu=True)
 
 
+def run_random(given: gemm_random.Problem) -> None:
+    """A call of the GEMM family, twice."""
+    one, two = twice(given)
+    given.check(one)
+    assert (one == two).all(), "other bits the second time"
+
+
+def run_grid(params: dict[str, Any]) -> None:
+    """A product by the kernel itself."""
+    m, n, k = SIZES
+    a, b = (torch.randn(shape, device="cuda").bfloat16() for shape in ((m, k), (k, n)))
+    c = torch.full((m, n), float("nan"), device="cuda", dtype=torch.bfloat16)
+    sums = torch.empty(m, n, device="cuda")
+    turns = torch.zeros(m // 64 + 8, n // 64 + 2, device="cuda", dtype=torch.int32)
+    shared = (sums, turns) if "split_k" in params else ()
+    matmul(a, b, c, *shared, **{"tile_m": 64, "tile_n": 64, "stages": 2, **params})
+    reference.assert_close(c, reference.matmul(a, b), reference.as_numpy(c).dtype)
+
+
 def asserted(run: Callable[[Any], None]) -> Callable[[Any], str | None]:
     """What is wrong with a result, from a function that asserts."""
 
@@ -67,12 +100,15 @@ def asserted(run: Callable[[Any], None]) -> Callable[[Any], str | None]:
     return outcome
 
 
-# Kernels, one memory case of each kind, and a sample of the ops and of the products.
+# Kernels, one memory case of each kind, a sample of the ops and of the products, and the GEMM:
+# one call of each kind, and what tc.matmul does not choose.
 SAMPLES = (
     (CASES, run),
     (tuple(FAMILIES.values()), asserted(run_on_gpu)),
     (table_rows.CASES[::61], asserted(run_op)),
     (mma_cases.CASES[::31], asserted(run_mma)),
+    (gemm_random.one_of_each(200, gpu=True), asserted(run_random)),
+    (GRIDS, asserted(run_grid)),
 )
 
 
