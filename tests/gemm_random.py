@@ -141,8 +141,8 @@ def one_of_each(longest: int, *, gpu: bool = False) -> list[Problem]:
     for seed in range(100):
         given = problem(seed, longest, gpu=gpu)
         plain = given.name == "matmul" and "second" not in given.options
-        scale = given.options.get("scale_a")
-        blocks = isinstance(scale, np.ndarray) and scale.ndim == given.a.ndim and scale.shape[-1] > 1
+        like = getattr(given.options.get("scale_a"), "shape", ())
+        blocks = len(like) == given.a.ndim and like[-1] > 1
         dtypes = (given.a.dtype, given.b.dtype) if plain and not blocks else ()
         kind = (given.name, "second" in given.options, "ends" in given.options, blocks, dtypes)
         found.setdefault(kind, given)
