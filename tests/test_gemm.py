@@ -206,6 +206,35 @@ def test_scales_of_blocks(batch, m, n, k):
     close(out, gemm_cases.scaled_by_blocks(a, b, scale_a, scale_b))
 
 
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"tile_m": 128, "tile_n": 256, "stages": 4},
+        {"tile_m": 128, "tile_n": 256, "stages": 3, "cluster": 2},
+        {"tile_m": 192, "tile_n": 128, "stages": 2},
+        {"tile_m": 64, "tile_n": 64, "stages": 3},
+    ],
+    ids=str,
+)
+def test_scales_of_blocks_with_other_tiles(params):
+    """More steps than stages, several tasks a CTA, edges along M, N and K."""
+    m, n, k = 260, 330, 700
+    rng = np.random.default_rng(0)
+    a, b = normal(m, k, dtype=E4M3), normal(n, k, dtype=E4M3, seed=1).T
+    scale_a = rng.uniform(0.5, 2, (6, m)).astype(np.float32)
+    scale_b = rng.uniform(0.5, 2, (6, 3)).astype(np.float32)
+    out = np.full((m, n), np.nan, BF16)
+    kernel(a, b, out, scale_a, scale_b, block_scales=True, grid=2, **params)
+    close(out, gemm_cases.scaled_by_blocks(a, b, scale_a.T, scale_b))
+
+
+def test_tiles_that_cut_blocks_of_scales_are_refused():
+    c, ones = np.zeros((128, 192), BF16), np.ones((1, 128), np.float32)
+    a, b = normal(128, 128, dtype=E4M3), normal(192, 128, dtype=E4M3).T
+    with pytest.raises(LayoutError, match=r"a tile one, half of one or several, .*tile_n=192"):
+        kernel(a, b, c, ones, ones[:, :2], tile_n=192, block_scales=True)
+
+
 def test_scales_of_blocks_come_in_pairs_and_with_fp8():
     blocks = np.ones((64, 2), np.float32)
     a, b = normal(64, 200, dtype=E4M3), normal(200, 300, dtype=E4M3)
@@ -246,8 +275,8 @@ def test_gated_product_refuses(options, message):
 def test_wide_tiles_of_two_products_and_of_blocks_do_not_spill():
     c, ones = np.zeros((128, 128), BF16), np.ones((1, 128), np.float32)
     a, b = normal(128, 128, dtype=E4M3), normal(128, 128, dtype=E4M3).T
-    for stages, tile_m in ((5, 128), (8, 64)):
-        options = {"tile_m": tile_m, "tile_n": 128, "block_scales": True}
+    for stages, tile_m, tile_n in ((5, 128, 128), (8, 64, 128), (4, 128, 256), (5, 64, 256)):
+        options = {"tile_m": tile_m, "tile_n": tile_n, "block_scales": True}
         made = kernel.compile(a, b, c, ones, ones[:, :1], stages=stages, **options)
         assert made.resources.spill_bytes == 0
     made = kernel.compile(a, b, c, b, tile_n=128, second=True, epilogue=(Step(E.geglu),))

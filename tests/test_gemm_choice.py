@@ -34,6 +34,12 @@ def test_a_measured_problem_takes_its_winner_and_nothing_else_does():
     assert gemm_choice.choose(replace(problem, widest=128))["tile_n"] <= 128
 
 
+def test_tiles_are_whole_blocks_of_scales_or_parts_of_one():
+    for n in range(64, 2000, 64):
+        problem = replace(PROBLEM, m=4096, n=n, halves=False, block=128)
+        assert gemm_choice.choose(problem)["tile_n"] in (64, 128, 256)
+
+
 def test_shipped_winners_are_what_the_tuner_found():
     results = json.loads((gemm_choice.TUNED.parents[2] / "benchmarks/results/tune-matmul.json")
                          .read_text())  # fmt: skip

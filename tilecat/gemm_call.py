@@ -24,6 +24,7 @@ OUT = {"f32": "f32", "e4m3": "bf16", "e5m2": "bf16", "s8": "s32"}  # unless the 
 OUTS = ("bf16", "f16", "f32", "e4m3", "e5m2")
 MAX_PLANES = 3  # leading axes that a tensor map has room for
 BLOCK = 128  # elements of K (and of N) that share a scale
+UNIT = 4  # f32 that TMA aligns: 16 bytes
 MAX_FUNCTIONS = 1024  # remembered, so that equal lambdas compile once
 
 _functions: dict[Any, Callable[..., Any]] = {}
@@ -154,7 +155,20 @@ def _block_scales(
             f"matmul: scales of blocks are f32, of FP8 operands, got {found[0].dtype} and "
             f"{found[1].dtype} of {left.dtype}"
         )
-    return (scales[0].swapaxes(-1, -2), scales[1])
+    return (_m_last(scales[0], found[0]), scales[1])
+
+
+def _m_last(x: Any, array: ArrayView) -> Any:
+    """Scales of a's rows with M last and within reach of TMA: a copy unless they lie so."""
+    *lead, m, blocks = array.shape
+    *outer, inner, step = array.strides
+    apart = [n for n, extent in zip((*outer, step), (*lead, blocks), strict=True) if extent > 1]
+    turned = x.swapaxes(-1, -2)
+    if (inner == 1 or m == 1) and not any(n % UNIT for n in apart) and array.ptr % 16 == 0:
+        return turned
+    packed = empty(x, (*lead, blocks, -(-m // UNIT) * UNIT), "f32")[..., :m]
+    packed[...] = turned
+    return packed
 
 
 def _shape(left: ArrayView, right: ArrayView) -> tuple[int, ...]:

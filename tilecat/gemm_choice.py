@@ -27,6 +27,7 @@ class Problem:
         widest: columns that a tile has at most.
         halves: whether A and B are 16-bit types.
         plain: whether the product is stored as it is, and of 2 or 4 bytes an element.
+        block: columns that share a scale: a tile is whole blocks, or a part of one.
     """
 
     m: int
@@ -38,6 +39,7 @@ class Problem:
     widest: int
     halves: bool
     plain: bool
+    block: int = 1
 
     @property
     def turned(self) -> bool:
@@ -104,7 +106,11 @@ def choose(problem: Problem) -> dict[str, int]:
         # Three consumers have registers for their sums, and for little that an epilogue takes.
         if found is not None and (problem.plain or found["tile_m"] <= 128):
             return found
-    fitting = (c for c in GEMM_CONFIGS if c.tile_n <= problem.widest)
+    fitting = (
+        c for c in GEMM_CONFIGS
+        if c.tile_n <= problem.widest
+        and (c.tile_n % problem.block == 0 or problem.block % c.tile_n == 0)
+    )  # fmt: skip
     rows = problem.m * problem.planes
     best = min(fitting, key=lambda c: c.cycles(rows, problem.n, problem.depth, problem.sms))
     return best.params(problem.m)

@@ -11,7 +11,7 @@ import numpy as np
 
 from .binding import bind
 from .errors import LayoutError, ResourceError
-from .gemm_call import HALVES, GemmCall, Options, prepare
+from .gemm_call import BLOCK, HALVES, GemmCall, Options, prepare
 from .gemm_choice import Problem, choose
 from .gemm_groups import Groups
 from .kernels.attention import attention as attention_kernel
@@ -214,9 +214,10 @@ def _problem(call: GemmCall) -> Problem:
         m, n, k * ITEM_BYTES[left.dtype] // 2,
         layout="".join("N" if x.strides[-1] == 1 else "T" for x in (left, right)),
         planes=call.planes, sms=_num_sms(left.device),
-        widest=128 if call.params["second"] or call.params["block_scales"] else widest,
+        widest=128 if call.params["second"] else widest,
         halves=left.dtype in HALVES,
         plain=plain and ITEM_BYTES[out.dtype] > 1,
+        block=BLOCK if call.params["block_scales"] else 1,
     )  # fmt: skip
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import tilecat as tc
-from tilecat import DTypeVar, bf16, e4m3, e5m2, f16, f32, gl, inout, rt, rv, s8, s32, st, tf32
+from tilecat import DTypeVar, bf16, e4m3, e5m2, f16, f32, gl, inout, s8, s32, st, tf32
 
 from . import epilogues
+from .block_scales import BlockScales
 from .epilogues import plane
 from .groups import in_groups
 from .split import whole_product
@@ -14,7 +15,6 @@ TA = DTypeVar("TA", bf16, f16, f32, e4m3, e5m2, s8)
 TB = DTypeVar("TB", bf16, f16, f32, e4m3, e5m2, s8)
 TC = DTypeVar("TC", bf16, f16, f32, e4m3, e5m2, s32)
 STEP_BYTES = 128  # of K a step: the widest swizzle, of A and of a transposed B
-BLOCK = 128  # elements of K, and of N, that have one scale
 GROUPED = {"grouped": tc.grouped, "snake": tc.snake}
 ORDERS = {**GROUPED, "row": tc.row_major, "column": tc.column_major}
 
@@ -68,49 +68,14 @@ def tasks_of(A, B, C, args, *, tile_m, tile_n, tile_k, group, cluster, groups, o
     return cut(tasks, parts, tc.cdiv(A.cols, tile_k)), shared, rest
 
 
-def scaled_sums(pipe, acc, a, b, args, C, place_of):
-    """`acc = sum over steps of scale_a scale_b (A @ B of the step)`, added in f32.
-
-    The tensor cores sum FP8 products of one step, of which they keep about 14 bits.
-
-    Args:
-        pipe, acc, a, b: of the kernel.
-        args: scales of A [..., K/128, M] and of B [..., K/128, N/128], and others.
-        C: the output.
-        place_of: from a task to coordinates in C.
-
-    Returns:
-        the other arguments.
-    """
-    part = tc.empty(rt[f32, *acc.type.shape])
-    scale_a, scale_b, *rest = args
-    cols = acc.type.cols
-    tc.require(a.kind.cols == BLOCK and BLOCK % cols == 0, f"matmul: a step and a tile lie in one "
-               f"block of {BLOCK} x {BLOCK}, got tile_k={a.kind.cols}, tile_n={cols}")  # fmt: skip
-
-    @pipe.consume
-    def _(task, steps):
-        *batch, row, col = place_of(task)
-        lead_a, lead_b = (plane(x, C, batch, "K" + y) for x, y in ((scale_a, "M"), (scale_b, "B")))
-        tc.fill(acc, 0.0)
-        for k in tc.range(steps):
-            rows = tc.load(scale_a.at(*lead_a, k, row), rv[f32, 64])
-            scale = rows * tc.load(scale_b.at(*lead_b, k, col // BLOCK), f32)
-            a.wait()
-            tc.mma_AB(part, a[pipe.consumer], b, accumulate=False)
-            tc.mma_wait()
-            a.release()
-            tc.fma(part, scale, acc, out=acc)
-
-    return rest
-
-
-def load_rows(a, A, C, task, k, groups):
-    """Loads tiles of A, below one another: a consumer's each."""
+def load_rows(a, A, C, task, k, groups, scales):
+    """Loads tiles of A, below one another: a consumer's each; and scales of their rows."""
     lead, n = plane(A, C, task.batch, "MK"), a.count
     for i in range(n):
         rows = A.at(*lead, task.first + i * 64, k * a.kind.cols) if groups else None
         tc.load_async(a[i], rows or A[*lead, task.row * n + i, k])
+    if scales:
+        scales.load(task, k, task.first if groups else None)
 
 
 def rows_of_group(C, task, place):
@@ -146,6 +111,7 @@ def matmul(A: gl[TA, ..., "M", "K"], B: gl[TB, ..., "K", "N"], C: inout[TC, ...,
     a = pipe.input(st[multiplied_as(A), 64, tile_k, order_of(A, "row")], count=n)
     b = pipe.input(st[multiplied_as(B), tile_k, tile_n, order_of(B, "col")])
     b2 = pipe.input(st[multiplied_as(B), tile_k, tile_n, order_of(more, "col")]) if second else None
+    scales, args = BlockScales.take(pipe, args, C, n) if block_scales else (None, args)
     c = pipe.output(st[C.dtype, 64, tile_n])
     acc = pipe.accumulator(s32 if A.dtype == s8 else f32, 64, tile_n)
     acc2 = pipe.accumulator(acc.dtype, 64, tile_n) if second else None
@@ -157,13 +123,12 @@ def matmul(A: gl[TA, ..., "M", "K"], B: gl[TB, ..., "K", "N"], C: inout[TC, ...,
     @pipe.load
     def _(task, k):
         k = task.first_step + k
-        load_rows(a, A, C, task, k, groups)
-        tc.load_async(b, B[*plane(B, C, task.batch, "KN"), k, task.col], multicast=True)
-        if second:
-            tc.load_async(b2, more[*plane(more, C, task.batch, "KN"), k, task.col])
+        load_rows(a, A, C, task, k, groups, scales)
+        for to, x in ((b, B), (b2, more))[: 1 + second]:
+            tc.load_async(to, x[*plane(x, C, task.batch, "KN"), k, task.col], multicast=True)
 
-    if block_scales:
-        args = scaled_sums(pipe, acc, a, b, args, C, place_of)
+    if scales:
+        scales.add_steps(pipe, acc, a, b, place_of)
     else:
 
         @pipe.compute

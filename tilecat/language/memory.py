@@ -73,7 +73,7 @@ def load(
     """A new register tile, vector or scalar, from shared memory, a tensor or a peer.
 
     Args:
-        source: a shared tile or vector, one of a peer (`tc.peer`), or a place in a tensor:
+        source: a shared tile or vector, a pipeline's, one of a peer, or a place in a tensor:
             `A[row, col]`, `A[rows, col]` with an s32 vector of rows to gather, `starts[b]`.
         kind: the registers' type: `rt[f32, 64, 64]`, `rv[f32, 64]`; for a place also f32, s32 or
             u32, for one element. Without one a shared tile keeps its shape, a shared vector
@@ -89,6 +89,7 @@ def load(
         return _load_global(source, kind, fill)
     if isinstance(source, PeerTile):
         return _load_peer(source, kind, order)
+    source = getattr(source, "tile", source)
     if isinstance(source, SharedVec):
         return _load_vector(source.value, source.type, kind)
     return wrap(add(LoadShared(tile_of(source, "load"), order)).result)

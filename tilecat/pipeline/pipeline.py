@@ -21,7 +21,7 @@ from ..ops.control import RoleSection
 from ..ops.memory import AllocShared
 from ..ops.scalar import require_s32
 from ..ops.sync import BARRIER_BYTES, AllocBarriers, InitBarriers
-from ..tiles import SharedTileType
+from ..tiles import SharedTileType, SharedVecType
 from .budgets import Budget, Demand, estimated, fit, give
 from .holes import Hole, Holes
 from .output import Output
@@ -105,15 +105,18 @@ class Pipeline:
 
     # ---- what the kernel declares
 
-    def input(self, kind: SharedTileType, *, count: int = 1, ring: str = "stage") -> Slots:
-        """`count` tiles loaded each step, through the ring of that name.
+    def input(
+        self, kind: SharedTileType | SharedVecType, *, count: int = 1, ring: str = "stage"
+    ) -> Slots:
+        """`count` tiles, or vectors, loaded each step, through the ring of that name.
 
         Inputs of one ring fill and empty together; a ring of its own lets a tile be given back
         earlier.
 
         Scope: CTA, before the holes.
         """
-        check_tile("pipe.input", kind)
+        if not isinstance(kind, SharedVecType):
+            check_tile("pipe.input", kind)
         check_int(f"{self.template}: count", count, 1, MAX_COUNT, self.builder.loc())
         if ring not in self.inputs:
             self.inputs[ring] = Ring(ring, self.stages)

@@ -29,12 +29,12 @@ from ..errors import Loc, ScopeError, SyncError
 from ..ir import Access, Block, Op, Scope, Value
 from ..language.scalars import Var, named, operand_of, select, var
 from ..language.transfers import check_meets, moves_chunks, part_coords
-from ..language.values import SharedTile
+from ..language.values import SharedTile, SharedVec
 from ..language.views import GlobalTile
 from ..ops.copies import CopyByThreads
 from ..ops.sync import AllocBarriers, Arrive, ArriveExpect, FenceAsync, WaitBarrier
 from ..ops.tma import TmaLoad
-from ..tiles import SharedTileType
+from ..tiles import SharedTileType, SharedVecType
 from .sharing import num_sharers, share_of, sharers
 
 WARPGROUP_THREADS = 128
@@ -261,13 +261,13 @@ class Ring:
             self.advance()
 
     def fill(
-        self, tile: SharedTile, source: GlobalTile, index: Any = None, *,
+        self, tile: SharedTile | SharedVec, source: GlobalTile, index: Any = None, *,
         multicast: bool | str = False,
     ) -> None:
         """One tile's load: by TMA, or by all threads of the producer where TMA cannot reach."""
         kind = tile.type
         barrier = operand_of(self.stage if index is None else index)
-        region = source.region(kind.rows, kind.cols)
+        region = source.region(*kind.shape)
         check_meets("load_async", kind, region)
         share = share_of(multicast)
         if region.tma and share.parts > 1:
@@ -364,7 +364,9 @@ def accesses(block: Block, rings: list[Ring], *, proxy: str) -> bool:
 def _root(value: Value) -> Value:
     """The allocation behind a view of a view."""
     op: Op | None = value.op
-    while op is not None and op.operands() and isinstance(value.type, SharedTileType):
+    while op is not None and op.operands() and isinstance(
+        value.type, SharedTileType | SharedVecType
+    ):
         value = op.operands()[0]
         op = value.op
     return value

@@ -1,4 +1,4 @@
-"""Tiles of a ring: what loads, computes and stores name."""
+"""Tiles and vectors of a ring: what loads, computes and stores name."""
 
 from __future__ import annotations
 
@@ -9,22 +9,24 @@ from ..errors import LayoutError, ScopeError, SyncError
 from ..ir import Scope
 from ..language.scalars import binary, named, operand_of
 from ..language.transfers import check_meets, moves_chunks
-from ..language.values import SharedTile
+from ..language.values import SharedTile, SharedVec, wrap
 from ..language.views import GlobalTile
 from ..ops.copies import CopyByThreads
 from ..ops.memory import AllocShared, ViewShared
 from ..ops.tma import TmaStore
-from ..tiles import SharedTileType
+from ..tiles import SharedTileType, SharedVecType
 from .ring import Ring
 
 
 class Slots:
-    """Tiles that travel through one ring: `count` of them a stage.
+    """Tiles (or vectors) that travel through one ring: `count` of them a stage.
 
     Used as a tile, it is the one of the current stage; `slots[i]` is tile i of it.
     """
 
-    def __init__(self, ring: Ring, kind: SharedTileType, count: int, name: str):
+    def __init__(
+        self, ring: Ring, kind: SharedTileType | SharedVecType, count: int, name: str
+    ):  # fmt: skip
         self.ring = ring
         self.kind = kind
         self.count = count
@@ -47,7 +49,7 @@ class Slots:
         return Slot(self, index)
 
     @property
-    def tile(self) -> SharedTile:
+    def tile(self) -> SharedTile | SharedVec:
         """The current stage's only tile."""
         return self[0].tile
 
@@ -69,7 +71,9 @@ class Slots:
     def release(self) -> None:
         """Consumer: gives the current stage back, and goes to the next.
 
-        Scope: the consume hole, after `tc.mma_wait` for what reads it. PTX: `mbarrier.arrive`.
+        Scope: the consume hole, after `tc.mma_wait` for what reads it, and a barrier of the
+        consumer's threads (`tc.barrier_sync(pipe.consumer + 1, 128)`) where they have read it.
+        PTX: `mbarrier.arrive`.
         """
         self.ring.release()
 
@@ -109,15 +113,16 @@ class Slot:
         return f"{self.slots.name}[{self.index!r}]"
 
     @property
-    def tile(self) -> SharedTile:
-        """Its shared tile."""
+    def tile(self) -> SharedTile | SharedVec:
+        """Its shared tile, or vector."""
         alloc, ring = self.slots.alloc, self.slots.ring
         ring.touch()
         name = self.slots.name
         first = named(binary("mul", ring.stage, self.slots.count), f"{name}_first")
         position = named(binary("add", first, self.index), f"{name}_tile")
         view = ViewShared(alloc.result, operand_of(position), alloc.stride_bytes, alloc.tile)
-        return SharedTile(add(view).result)
+        place: SharedTile | SharedVec = wrap(add(view).result)
+        return place
 
     def load(self, source: GlobalTile, multicast: bool | str = False) -> None:
         """Producer: fills it; the ring is acquired at the first load of a step."""
@@ -139,7 +144,7 @@ class Slot:
                 f"store_async: outputs are stored in the pipeline's store hole, got {self!r}",
                 hint="@pipe.store; inputs are not stored",
             )
-        region = destination.region(kind.rows, kind.cols)
+        region = destination.region(*kind.shape)
         check_meets("store_async", kind, region)
         tile = self.tile
         if region.tma_stores:
