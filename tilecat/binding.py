@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -106,6 +107,23 @@ class Bound:
                 if apart or not overlaps(out, candidate) or self._in_place(index, views, other):
                     continue
                 self._overlap(index, other)
+
+    def apart(self, addresses: Sequence[int], outputs: tuple[int, ...]) -> bool:
+        """Whether no output reaches into the span of another argument.
+
+        Args:
+            addresses: of the first elements, by argument.
+            outputs: arguments that are written.
+        """
+        for index in outputs:
+            below, above = self.reach[index]
+            low, high = addresses[index] - below, addresses[index] + above
+            for other, (before, after) in enumerate(self.reach):
+                if other == index or not after or not above:
+                    continue
+                if addresses[other] - before < high and addresses[other] + after > low:
+                    return False
+        return True
 
     def _in_place(self, index: int, views: list[Any], other: int) -> bool:
         """Whether an `inout` argument is the very array that another of the same dims is."""

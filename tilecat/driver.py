@@ -132,6 +132,12 @@ class Compiled:
             self._launcher = deferred.launch().Launcher(self.module, self.cubin)
         return self._launcher.prepare(args)  # type: ignore[no-any-return]
 
+    def movable(self, args: Sequence[Any]) -> Callable[[Sequence[int]], Callable[[Any], None]]:
+        """Launches with arguments like these: `at(addresses)` makes one ready."""
+        if self._launcher is None:
+            self._launcher = deferred.launch().Launcher(self.module, self.cubin)
+        return self._launcher.movable(args)  # type: ignore[no-any-return]
+
     def simulate(self, args: Sequence[Any], **options: Any) -> Any:
         """Runs on the PTX machine; returns its `Result`, reports and all.
 
@@ -140,6 +146,29 @@ class Compiled:
             options: grid, seed, races, progress.
         """
         return deferred.machine().launch(self.module, args, **options)
+
+
+@dataclass(frozen=True)
+class Movable:
+    """Launches of one kernel on arrays of one layout, wherever they lie.
+
+    Args:
+        bound: the call they are like.
+        outputs: arguments that are written.
+        at: addresses by argument (of scalars anything) -> a launch, `launch(stream)`.
+    """
+
+    bound: Bound
+    outputs: tuple[int, ...]
+    at: Callable[[Sequence[int]], Callable[[Any], None]]
+
+    def __call__(self, addresses: Sequence[int]) -> Callable[[Any], None] | None:
+        """A launch, or None where an output may share memory with another argument.
+
+        Args:
+            addresses: by argument, each aligned to 16 bytes as that of the call was.
+        """
+        return self.at(addresses) if self.bound.apart(addresses, self.outputs) else None
 
 
 def _written(kernel: Kernel) -> tuple[int, ...]:
@@ -282,6 +311,26 @@ class KernelFunction:
             ready = self._ready[key] = compiled.prepare(views)
             ready(stream)
 
+    def movable(self, *args: Any, **params: Any) -> Movable | None:
+        """Launches of a call with GPU tensors, also where they lie elsewhere.
+
+        Args:
+            args: arrays and scalars, in order.
+            params: compile-time parameters.
+
+        Returns:
+            None where there is nothing to launch: every output is empty.
+
+        Raises:
+            TileError: arguments that do not fit.
+        """
+        views = [self._view(a) for a in args]
+        bound, compiled = self._prepare(views, params)
+        bound.check(views, compiled.outputs, compiled.rules)
+        if bound.empty(compiled.outputs):
+            return None
+        return Movable(bound, compiled.outputs, compiled.movable(views))
+
     def simulate(self, *args: Any, target: str = DEFAULT_TARGET, **options: Any) -> Any:
         """Runs on the PTX machine and returns its `Result` instead of raising its reports.
 
@@ -335,12 +384,21 @@ class KernelFunction:
 def _ready_key(args: tuple[Any, ...], params: dict[str, Any]) -> Any:
     """What a launch of torch tensors depends on; None for other arrays, or unusual parameters."""
     key = call_key(args)
-    if key is None:
-        return None
-    values = params.values()
+    if key is None or not params:
+        return key
+    values = tuple(params.values())
+    for value in values:
+        if type(value) is not int:
+            return _unusual_key(key, params)
+    return (key, values, *params)
+
+
+def _unusual_key(key: Any, params: dict[str, Any]) -> Any:
+    """With parameters that are not all integers: 1 and True are equal, and trace differently."""
+    values = tuple(params.values())
     if not all(type(value) in (int, bool, str, tuple) for value in values):
         return None
-    found = (key, tuple(params), tuple(values), tuple(map(type, values)))
+    found = (key, values, *params, *map(type, values))
     try:
         hash(found)
     except TypeError:  # a tuple of lists: `bind` will say so

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -14,14 +14,13 @@ from .errors import LayoutError, ResourceError
 from .gemm_call import BLOCK, HALVES, GemmCall, Options, prepare
 from .gemm_choice import Problem, choose
 from .gemm_groups import Groups
+from .gemm_ready import find, remember
 from .kernels.attention import attention as attention_kernel
 from .kernels.gemm import matmul as matmul_kernel
 from .runtime import deferred
-from .runtime.arrays import ITEM_BYTES, ArrayView, empty, layout_key, view
+from .runtime.arrays import ITEM_BYTES, ArrayView, empty, view
 
 HEAD_DIMS = (32, 64, 128)
-MAX_READY = 4096
-_ready: dict[Any, Ready] = {}
 _widest: dict[Any, int] = {}  # columns of a tile whose epilogue's registers fit
 SCALES = (2.0**-149, float(np.finfo(np.float32).max))  # positive and finite in f32
 
@@ -82,50 +81,17 @@ def matmul(
 
     Example: `y = tc.matmul(x, w, epilogue=((tc.epilogues.bias, bias), tc.epilogues.gelu))`
     """
-    key = None
-    whole = type(alpha) is type(beta) is float and alpha == 1 and beta == 0 and epilogue == ()
-    if whole and out_dtype is second is scale_a is scale_b is None:
-        key = layout_key((a, b, out))
-        if key is not None and (ready := _ready.get(key)) is not None:
-            return ready(a, b, out)
+    simple = scale_a is scale_b is second is None and epilogue == ()
+    if simple:
+        product = find(a, b, out, out_dtype, alpha, beta)
+        if product is not None and (made := product(a, b, out)) is not None:
+            return made
     options = Options(out_dtype, alpha, beta, (scale_a, scale_b), second, epilogue)
-    ready = _launch(call := prepare(a, b, out, options))
-    if key is not None and call.arrays[0] is a and call.arrays[1] is b and not call.args:
-        _remember(key, ready)
+    call = prepare(a, b, out, options)
+    launched = _launch(call)
+    if simple:
+        remember((a, b, out), options, call.out, *launched)
     return call.out
-
-
-@dataclass(frozen=True)
-class Ready:
-    """A plain product of one layout, checked and chosen.
-
-    Args:
-        shape: of the output.
-        dtype: of the output.
-        turned: whether A and B change places.
-        params: of the kernel.
-    """
-
-    shape: tuple[int, ...]
-    dtype: str
-    turned: bool
-    params: dict[str, int]
-
-    def __call__(self, a: Any, b: Any, out: Any) -> Any:
-        """The product; allocates an output that is None."""
-        if out is None:
-            out = empty(a, self.shape, self.dtype)
-        if self.turned:
-            matmul_kernel(*_turned(a, b, out), **self.params)
-        else:
-            matmul_kernel(a, b, out, **self.params)
-        return out
-
-
-def _remember(key: Any, ready: Ready) -> None:
-    if len(_ready) >= MAX_READY:
-        _ready.clear()
-    _ready[key] = ready
 
 
 def _turned(a: Any, b: Any, out: Any) -> tuple[Any, Any, Any]:
@@ -133,8 +99,13 @@ def _turned(a: Any, b: Any, out: Any) -> tuple[Any, Any, Any]:
     return b.swapaxes(-1, -2), a.swapaxes(-1, -2), out.swapaxes(-1, -2)
 
 
-def _launch(call: GemmCall) -> Ready:
-    """Calls the kernel; with narrower tiles where the epilogue's registers would spill."""
+def _launch(call: GemmCall) -> tuple[tuple[Any, ...], tuple[Any, ...], dict[str, Any], bool]:
+    """Calls the kernel; with narrower tiles where the epilogue's registers would spill.
+
+    Returns:
+        what ran: the kernel's arrays, further arguments and parameters, and whether A and B
+        changed places.
+    """
     problem = _problem(call)
     arrays = _turned(*call.arrays) if problem.turned else call.arrays
     steps, more = call.params["epilogue"], {k: v for k, v in call.params.items() if v}
@@ -145,8 +116,7 @@ def _launch(call: GemmCall) -> Ready:
             params = {**params, "stages": min(params["stages"], 4)}
         try:
             matmul_kernel(*arrays, *call.args, **params, **more)
-            made = view(call.out)
-            return Ready(tuple(made.shape), made.dtype, problem.turned, params)
+            return arrays, call.args, {**params, **more}, problem.turned
         except ResourceError as error:
             narrower = params["tile_n"] // 2
             if "spill" not in error.message or not steps or narrower < 64:

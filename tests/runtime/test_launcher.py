@@ -8,106 +8,17 @@ from types import SimpleNamespace
 import pytest
 from cuda.bindings import driver as real
 
+from runtime.fake_cuda import FakeCuda, forget, installed, map_bytes
 from runtime.ptx_texts import copy_tile, scale
 from tilecat.codegen.module import PointerParam, ScalarParam
 from tilecat.errors import DTypeError, LayoutError, ResourceError
 from tilecat.runtime import arrays, driver, launch
 
-OK = real.CUresult.CUDA_SUCCESS
-ATTRIBUTES = {"MAJOR": 9, "MINOR": 0, "COUNT": 132, "OPTIN": 232448}
-
-
-class FakeCuda:
-    """The functions the runtime calls; enums and structs are the real ones."""
-
-    def __init__(self):
-        self.launches, self.maps, self.loads, self.pushed = [], [], 0, []
-        self.context = 1000
-        self.status = OK
-
-    def __getattr__(self, name):
-        return getattr(real, name)
-
-    def cuInit(self, flags):  # noqa: N802
-        return (OK,)
-
-    def cuDriverGetVersion(self):  # noqa: N802
-        return OK, 13000
-
-    def cuDeviceGetCount(self):  # noqa: N802
-        return OK, 2
-
-    def cuDeviceGet(self, index):  # noqa: N802
-        return OK, index
-
-    def cuDeviceGetName(self, length, device):  # noqa: N802
-        return OK, b"NVIDIA H200" + bytes(100)
-
-    def cuDeviceGetAttribute(self, attribute, device):  # noqa: N802
-        return OK, ATTRIBUTES.get(attribute.name.rsplit("_", 1)[1], 0)
-
-    def cuDevicePrimaryCtxRetain(self, device):  # noqa: N802
-        return OK, 1000 + device
-
-    def cuCtxGetCurrent(self):  # noqa: N802
-        return OK, self.context
-
-    def cuCtxPushCurrent(self, context):  # noqa: N802
-        self.pushed.append(self.context)
-        self.context = int(context)
-        return (OK,)
-
-    def cuCtxPopCurrent(self):  # noqa: N802
-        self.context = self.pushed.pop()
-        return OK, None
-
-    def cuThreadExchangeStreamCaptureMode(self, mode):  # noqa: N802
-        return OK, mode
-
-    def cuModuleLoadData(self, cubin):  # noqa: N802
-        self.loads += 1
-        return OK, "module"
-
-    def cuModuleGetFunction(self, module, name):  # noqa: N802
-        return OK, name
-
-    def cuFuncSetAttribute(self, *args):  # noqa: N802
-        return (OK,)
-
-    def cuOccupancyMaxActiveClusters(self, function, config):  # noqa: N802
-        return OK, 60
-
-    def cuGetErrorString(self, status):  # noqa: N802
-        return OK, b"words"
-
-    def cuTensorMapEncodeTiled(self, *args):  # noqa: N802
-        self.maps.append(args)
-        made = real.CUtensorMap()
-        ctypes.memmove(made.getPtr(), struct.pack("16Q", *[len(self.maps)] * 16), 128)
-        return OK, made
-
-    def cuLaunchKernel(self, *args):  # noqa: N802
-        self.launches.append((args, self.context))
-        return (self.status,)
-
-    def cuLaunchKernelEx(self, config, function, parameters, extra):  # noqa: N802
-        grid = (config.gridDimX, config.gridDimY, config.gridDimZ)
-        stream = int(config.hStream)
-        cluster = config.attrs[0].value.clusterDim
-        self.launches.append(((function, *grid, cluster.x, stream, parameters), self.context))
-        return (self.status,)
-
 
 @pytest.fixture
 def cuda(monkeypatch):
-    fake = FakeCuda()
-    monkeypatch.setattr(driver, "cuda", fake)
-    monkeypatch.setattr(launch, "cuda", fake)
-    for cached in (driver.start, driver.device, driver._encode):
-        cached.cache_clear()
-    yield fake
-    for cached in (driver.start, driver.device, driver._encode):
-        cached.cache_clear()
+    yield installed(monkeypatch)
+    forget()
 
 
 def tensor(shape, strides, ptr=4096, dtype="f32", device="cuda:0", array=None):
@@ -158,9 +69,8 @@ def test_tensor_maps_are_encoded_as_the_driver_wants_them(cuda):
     assert [int(x) for x in second[4]] == [48]  # any stride goes with extent 1: 40 bytes, rounded
     maps = (ctypes.c_void_p * 2).from_address(cuda.launches[0][0][9])
     assert [pointer % 64 for pointer in maps] == [0, 0]
-    assert [ctypes.string_at(pointer, 128) for pointer in maps] == [
-        struct.pack("16Q", *[number] * 16) for number in (1, 2)
-    ]
+    found = [ctypes.string_at(pointer, 128) for pointer in maps]
+    assert found == [map_bytes(args) for args in cuda.maps]
 
 
 def test_outer_strides_of_extent_one_axes():
@@ -286,6 +196,32 @@ def test_launch_error_names_the_kernel_and_the_cuda_error(cuda):
 def test_launch_refuses_too_much_shared_memory(cuda):
     with pytest.raises(ResourceError, match="got 232449 bytes a CTA, NVIDIA H200 has 232448"):
         launch.Launcher(replace(scale(), smem_bytes=232449), b"cubin")([tensor((4,), (1,)), 1.0])
+
+
+def test_a_launch_is_moved_to_other_addresses(cuda):
+    module = copy_tile(rows=32, cols=16, swizzle_bytes=32)
+    pointer = PointerParam("c", 2)
+    module = replace(module, params=(*module.params, pointer, ScalarParam("n", 3, "s32")))
+    layout = [((50, 40), (48, 1), "bf16"), ((1, 40), (7, 1), "e4m3"), ((3,), (1,), "f32")]
+
+    def args(*addresses):
+        return [*(tensor(s, d, p, t) for (s, d, t), p in zip(layout, addresses, strict=True)), 7]
+
+    launcher = launch.Launcher(module, b"cubin")
+    at = launcher.movable(args(4096, 65536, 8192))
+    moved = at((16384, 32768, 49152, 0))
+    encoded = len(cuda.maps)
+    moved(5)
+    back = at((4096, 65536, 8192, 0))
+    back(5)
+    assert (len(cuda.maps), cuda.replaced) == (encoded, 4)
+    fresh = launch.Launcher(module, b"cubin")
+    fresh(args(16384, 32768, 49152), 5)
+    fresh(args(4096, 65536, 8192), 5)
+    taken = [parameters(call[9], ["128s", "128s", "Q", "i"]) for call, _ in cuda.launches]
+    assert taken[:2] == taken[2:] and taken[0] != taken[1]
+    places = (ctypes.c_void_p * 2).from_address(cuda.launches[0][0][9])
+    assert {place % 64 for place in places} == {0}
 
 
 def test_a_prepared_launch_shows_what_the_kernel_prints_each_time(cuda, monkeypatch):

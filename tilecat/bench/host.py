@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
+from ..gemm_ready import MAX_LAUNCHES
 from ..kernels.gemm import matmul as kernel
 from ..operators import attention, matmul
 from ..runtime.arrays import view
@@ -25,9 +27,13 @@ def _host(session: Session) -> dict[str, Any]:
     options = {"device": "cuda", "dtype": torch.bfloat16}
     a, b, c = (torch.randn(SIZE, SIZE, **options) for _ in range(3))
     q, k, v = (torch.randn(1, 2, SIZE, 64, **options) for _ in range(3))
+    parameter = torch.nn.Parameter(b, requires_grad=False)
+    elsewhere = itertools.cycle(torch.empty(2 * MAX_LAUNCHES, SIZE, SIZE, **options).unbind())
     calls: dict[str, Callable[[], Any]] = {
         "tilecat.matmul(a, b, out=c)": lambda: matmul(a, b, out=c),
         "tilecat.matmul(a, b)": lambda: matmul(a, b),
+        "tilecat.matmul(a, parameter, out=c)": lambda: matmul(a, parameter, out=c),
+        "tilecat.matmul(a, b, out=elsewhere)": lambda: matmul(a, b, out=next(elsewhere)),
         "kernel(a, b, c)": lambda: kernel(a, b, c, tile_m=64, tile_n=128, stages=8),
         "tilecat.attention(q, k, v)": lambda: attention(q, k, v),
         "torch.mm(a, b, out=c)": lambda: torch.mm(a, b, out=c),

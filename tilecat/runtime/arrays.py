@@ -88,15 +88,21 @@ def empty(like: Any, shape: tuple[int, ...], dtype: str) -> Any:
     Raises:
         DTypeError: a library that offers no way to allocate.
     """
+    return allocator(like, shape, dtype)()
+
+
+def allocator(like: Any, shape: tuple[int, ...], dtype: str) -> Callable[[], Any]:
+    """Makes arrays as `empty` does, of which it has the arguments and errors."""
     row = by_name(dtype)
     library = type(like).__module__.partition(".")[0]
     if library == "torch":
         torch = sys.modules["torch"]
-        return torch.empty(shape, dtype=getattr(torch, row.torch), device=like.device)
+        kind = getattr(torch, row.torch)
+        return functools.partial(torch.empty, shape, dtype=kind, device=like.device)
     if library == "numpy":
-        return np.empty(shape, row.numpy)
+        return functools.partial(np.empty, shape, row.numpy)
     if library == "cupy":
-        return sys.modules["cupy"].empty(shape, row.numpy)
+        return functools.partial(sys.modules["cupy"].empty, shape, row.numpy)
     raise DTypeError(
         f"out: cannot allocate an array of {type(like).__name__}",
         hint="pass out=, or torch tensors, NumPy or CuPy arrays",
@@ -104,44 +110,18 @@ def empty(like: Any, shape: tuple[int, ...], dtype: str) -> Any:
 
 
 def call_key(args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """What a launch depends on, when every array is a torch tensor on a GPU; else None.
+    """What a launch depends on, of torch tensors seen before and numbers; else None.
 
     Two calls of one key meet the same memory in the same layout: what held for one, that nothing
-    overlaps and TMA reaches it, holds for the other. 1.2 us for three tensors.
+    overlaps and TMA reaches it, holds for the other. Tensors on the CPU have keys too.
     """
-    torch = sys.modules.get("torch")
-    if torch is None:
-        return None
-    tensor = torch.Tensor
-    found: list[tuple[Any, ...]] = []
+    found: list[Any] = []
     for arg in args:
-        if type(arg) is tensor:
-            if not arg.is_cuda:
-                return None
-            found.append((arg.data_ptr(), arg.shape, arg.stride(), arg.dtype))
-        elif type(arg) in (int, float):
-            found.append((type(arg), arg or repr(arg)))  # 0.0 and -0.0 differ
-        else:
-            return None
-    return tuple(found)
-
-
-def layout_key(args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """What the choice of a kernel depends on, of torch tensors on one GPU and None; else None.
-
-    As `call_key`, but wherever the memory lies.
-    """
-    torch = sys.modules.get("torch")
-    if torch is None:
-        return None
-    tensor = torch.Tensor
-    found: list[tuple[Any, ...] | None] = []
-    for arg in args:
-        if arg is None:
-            found.append(None)
-        elif type(arg) is tensor and arg.is_cuda:
-            place = arg.get_device(), arg.data_ptr() & 15
-            found.append((arg.shape, arg.stride(), arg.dtype, place))
+        kind = type(arg)
+        if kind in TENSORS:
+            found += (arg.data_ptr(), arg.get_device(), arg.dtype, arg.shape, arg.stride())
+        elif kind is float or kind is int:
+            found += (kind, arg or repr(arg))  # 0.0 and -0.0 differ
         else:
             return None
     return tuple(found)
@@ -213,6 +193,9 @@ def _viewer_for(x: Any) -> Callable[[Any], ArrayView]:
     if isinstance(x, np.ndarray):
         return _view_numpy
     if isinstance(x, getattr(torch, "Tensor", ())):
+        kind = type(x)
+        if kind is torch.Tensor or kind is sys.modules["torch.nn"].Parameter:  # type: ignore
+            TENSORS.add(kind)
         return _view_torch
     if isinstance(x, getattr(cupy, "ndarray", ())):
         return _view_cupy
@@ -227,6 +210,9 @@ def _viewer_for(x: Any) -> Callable[[Any], ArrayView]:
 
 
 _viewers: dict[type, Callable[[Any], ArrayView]] = {}
+# torch's tensor and parameter, once one was seen: what a key may be made of. Other subclasses may
+# mean something else by `shape`.
+TENSORS: set[type] = set()
 
 
 def _view_numpy(x: np.ndarray) -> ArrayView:

@@ -232,6 +232,18 @@ def tensor_map(
     return _encode(array.ptr, shape, strides, array.dtype, box, swizzle_bytes)
 
 
+def move_map(place: int, pointer: int) -> None:
+    """Has the tensor map at a host address describe a tensor of the same layout elsewhere.
+
+    Args:
+        place: of the map's 128 bytes, a multiple of 64.
+        pointer: the tensor's device address, a multiple of 16.
+    """
+    status = cuda.cuTensorMapReplaceAddress(cuda.CUtensorMap(_ptr=place), pointer)[0]
+    if status:
+        raise error(f"tensor map: replace the address by {pointer:#x}", status)
+
+
 @functools.lru_cache(maxsize=_MAPS_KEPT)
 def _encode(
     pointer: int,

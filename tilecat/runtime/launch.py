@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import ml_dtypes
@@ -72,7 +73,7 @@ class _Loaded:
     configs: dict[tuple[tuple[int, int, int], int], Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Block:
     """Packed parameters: `address` is the `void**` that the driver copies them through.
 
@@ -130,28 +131,57 @@ class Launcher:
             args: as for a call. No tensor is kept: who calls it knows that their memory is there.
         """
         block = self._block(args)
-        if self._first is None:
-            return lambda stream: self._run(block, args, stream, None)
-        kind = type(args[self._first].array)
-        current = _stream_getters.get(kind) or _stream_getter(args[self._first].array)
-        loaded, extents = block.loaded, block.grid
-        index, context, output = loaded.gpu.index, loaded.gpu.context, loaded.output
-        launch = self._launch
+        return partial(self._runner(block.loaded, args), block)
 
-        def call(stream: Any) -> None:
-            handle = current(None, index) if stream is None else stream_handle(stream)
-            error, now = cuda.cuCtxGetCurrent()
+    def movable(self, args: Sequence[Any]) -> Callable[[Sequence[int]], Callable[[Any], None]]:
+        """Launches with arguments like these: `at(addresses)` makes one ready, as `prepare` does.
+
+        Args:
+            args: as for a call. Addresses are by argument, aligned to 16 bytes as here.
+        """
+        block = self._block(args)
+        run = self._runner(block.loaded, args)
+        return lambda addresses: partial(run, self._moved(block, addresses))
+
+    def _runner(self, loaded: _Loaded, args: Sequence[Any]) -> Callable[[_Block, Any], None]:
+        """Launches with a block and a stream, as fast as can be, for arrays of the same library."""
+        if self._first is None:
+            return lambda block, stream: self._run(block, args, stream, None)
+        module, gpu, function, output = self.module, loaded.gpu, loaded.function, loaded.output
+        context, current = gpu.context, _stream_reader(args[self._first].array, gpu.index)
+        threads, smem_bytes = module.threads, module.smem_bytes
+        plain, context_of, launch = _is_plain(module), cuda.cuCtxGetCurrent, cuda.cuLaunchKernel
+
+        def run(block: _Block, stream: Any) -> None:
+            handle = current() if stream is None else stream_handle(stream)
+            error, now = context_of()
             if error or int(now) != context:
-                with driver.made_current(loaded.gpu):
-                    status = launch(block, extents, handle)
+                with driver.made_current(gpu):
+                    status = self._launch(block, block.grid, handle)
+            elif plain and (x := block.grid[0]):
+                _, y, z = block.grid
+                status = launch(
+                    function, x, y, z, threads, 1, 1, smem_bytes, handle, block.address, 0
+                )[0]  # fmt: skip
             else:
-                status = launch(block, extents, handle)
+                status = self._launch(block, block.grid, handle)
             if status:
-                raise driver.error(f"launch {self.module.entry} on cuda:{index}", status)
+                raise driver.error(f"launch {module.entry} on cuda:{gpu.index}", status)
             if output is not None:
                 output.show(handle)
 
-        return call
+        return run
+
+    def _moved(self, block: _Block, addresses: Sequence[int]) -> _Block:
+        """The same parameters for arrays at other addresses."""
+        moved = _copied(block)
+        with driver.made_current(block.loaded.gpu):
+            for param, place in zip(self.module.params, moved.pointers, strict=False):
+                if isinstance(param, PointerParam):
+                    ctypes.c_uint64.from_address(place).value = addresses[param.arg]
+                elif isinstance(param, TensorMapParam):
+                    driver.move_map(place, addresses[param.arg])
+        return moved
 
     def _block(self, args: Sequence[Any]) -> _Block:
         # Zero is spelled out: 0.0 and -0.0 are equal, and not the same parameter.
@@ -187,7 +217,7 @@ class Launcher:
         module, loaded = self.module, block.loaded
         if 0 in grid:
             return 0
-        if module.cluster == 1 and not module.dependent:
+        if _is_plain(module):
             return cuda.cuLaunchKernel(
                 loaded.function,
                 *grid,
@@ -300,6 +330,19 @@ def _stream_getter(array: Any) -> Callable[[Any, int], int]:
         # The protocol names the stream on which the data is ready, if any.
         return lambda array, index: array.__cuda_array_interface__.get("stream") or 0
     return lambda array, index: 0
+
+
+def _stream_reader(array: Any, index: int) -> Callable[[], int]:
+    """Gives the current stream of the library that an array comes from."""
+    torch = sys.modules.get("torch")
+    if isinstance(array, getattr(torch, "Tensor", ())):
+        return partial(torch._C._cuda_getCurrentRawStream, index)  # type: ignore[union-attr]
+    return partial(_stream_getter(array), array, index)
+
+
+def _is_plain(module: PtxModule) -> bool:
+    """Whether a launch needs no attributes."""
+    return module.cluster == 1 and not module.dependent
 
 
 def _current_device() -> int:
@@ -417,11 +460,26 @@ def _number(name: str, dtype: str, code: str, value: Any) -> bytes:
         ) from error
 
 
+def _copied(block: _Block) -> _Block:
+    """A block of its own with the same values."""
+    size = len(block.buffer)
+    buffer = ctypes.create_string_buffer(size)
+    first, from_ = (_aligned(ctypes.addressof(x)) for x in (buffer, block.buffer))
+    ctypes.memmove(first, from_, size - 64)
+    places = [place and place - from_ + first for place in block.pointers]
+    pointers = type(block.pointers)(*places)
+    return _Block(block.loaded, block.grid, ctypes.addressof(pointers), buffer, pointers)
+
+
+def _aligned(address: int) -> int:
+    return -(-address // 64) * 64
+
+
 def _pack(loaded: _Loaded, grid: tuple[int, int, int], values: list[bytes]) -> _Block:
     """Parameters one after the other, each at a multiple of 64 bytes, as tensor maps need."""
     slots = [-(-len(value) // 64) * 64 for value in values]
     buffer = ctypes.create_string_buffer(sum(slots) + 64)
-    address = -(-ctypes.addressof(buffer) // 64) * 64
+    address = _aligned(ctypes.addressof(buffer))
     pointers = (ctypes.c_void_p * max(len(values), 1))()
     for index, (value, slot) in enumerate(zip(values, slots, strict=True)):
         ctypes.memmove(address, value, len(value))
