@@ -67,6 +67,15 @@ class MmaCase:
         return f"{self.form} {self.m}x{self.n}x{self.k} {', '.join(flags)}"
 
     @property
+    def described(self) -> tuple[str, ...]:
+        """The op, its instruction, its operands, the type of the accumulator, the scope."""
+        of_warp = self.form.instruction == MMA_SYNC
+        op = f"{self.name} accumulate {self.accumulate} signs {self.signs}"
+        kind = rt[self.dtypes[2], self.m, self.n].held_by(1 if of_warp else WARPS)
+        operands = f"K {self.k}, a {self.a}, b {self.b}"
+        return (op, str(self.form), operands, str(kind), "warp" if of_warp else "warpgroup")
+
+    @property
     def dtypes(self) -> tuple[DType, DType, DType]:
         """Of A, B and the accumulator."""
         return by_name(self.form.a), by_name(self.form.b), by_name(self.form.accumulator)

@@ -102,6 +102,19 @@ class Case:
         return 0 if self.order == "row" else 1
 
     @property
+    def held(self) -> RegTileType:
+        """Type of a tile of its scope as it is loaded: tf32 is f32 in memory."""
+        warp, shape = self.scope == "warp", list(self.shape)
+        shape[self.axis] //= 4 if warp else 1
+        return rt[_in_memory(self.dtype), *shape, self.order].held_by(1 if warp else 4)
+
+    @property
+    def form(self) -> tuple[str, ...]:
+        """The op, the dtype of its result, the type of its tile (or element), the scope."""
+        kind = self.dtype if self.scope == "thread" else self.held.cast(self.dtype)
+        return (self.row.name, str(self.out), str(kind), self.scope)
+
+    @property
     def out(self) -> DType:
         """Dtype of the result."""
         named = {"same": self.dtype, "wide": computed_in(self.dtype)}
@@ -111,6 +124,10 @@ class Case:
     def quick(self) -> bool:
         """Whether it is in the reduced set."""
         return zlib.crc32(str(self).encode()) % QUICK == 0
+
+
+def _in_memory(dtype: DType) -> DType:
+    return f32 if dtype == tf32 else dtype
 
 
 def cases_of(rows: Iterable[Row]) -> list[Case]:
@@ -266,10 +283,7 @@ def kernel_of(case: Case) -> tc.KernelFunction:
         return kernel_of_thread(case)
     dtype, wide, out = case.dtype, computed_in(case.dtype), case.out
     warp = case.scope == "warp"
-    shape = list(case.shape)
-    shape[case.axis] //= 4 if warp else 1
-    given, made = (f32 if d == tf32 else d for d in (dtype, out))  # as memory holds them
-    kind = rt[given, *shape, case.order].held_by(1 if warp else 4)
+    given, made = _in_memory(dtype), _in_memory(out)
 
     def table_case(
         X: gl[given, *case.shape], Y: gl[given, *case.shape], R: gl[wide, case.shape[0]],
@@ -278,7 +292,7 @@ def kernel_of(case: Case) -> tc.KernelFunction:
         with tc.warpgroup(), tc.warps() if warp else contextlib.nullcontext():
             at = [0, 0]
             at[case.axis] = tc.warp_id() if warp else 0
-            k = Operands(case, kind, at, (X, Y, R, C), n, s)
+            k = Operands(case, case.held, at, (X, Y, R, C), n, s)
             tc.store(Z[at[0], at[1]], tc.cast(_as_tile(case.row.body(k), k.kind, out), made))
 
     return tc.kernel(table_case)
