@@ -26,6 +26,7 @@ from tilecat.sim import (
     mma_sync,
     tensor_access,
     tensor_alloc,
+    tensor_copy,
     tensor_core,
     tensor_mma,
     tensormap,
@@ -45,7 +46,7 @@ TABLE = (
     *memory.TABLE, *warp.TABLE, *atomics.TABLE, *cp_async.TABLE, *tensormap.TABLE,
     *mma_sync.TABLE, *local_memory.TABLE, *carry.TABLE, *variables.TABLE, *generic.TABLE,
     *async_stores.TABLE, *tensor_alloc.TABLE, *tensor_access.TABLE, *tensor_core.TABLE,
-    *tensor_mma.TABLE,
+    *tensor_mma.TABLE, *tensor_copy.TABLE,
 )  # fmt: skip
 _DEFAULT_LIMIT = 50_000_000
 _MAP_BYTES = 128

@@ -34,6 +34,7 @@ from tilecat.sim.tensor_operands import (
     refuse_packed,
     values_of,
 )
+from tilecat.sim.tensor_scales import fetch
 from tilecat.sim.tensor_shapes import Shape, decode_shape
 
 if TYPE_CHECKING:
@@ -188,10 +189,13 @@ def _execute(machine: Machine, parts: list[Mma]) -> None:
     a = [_fetch_a(machine, cta, parts, number) for cta in first.issue.ctas]
     b = [_fetch_b(machine, cta, parts) for cta in first.issue.ctas]
     columns = np.concatenate(b) if group == 2 else b[0]
-    sign = np.float32(shape.signs[0] * shape.signs[1])
+    negative = shape.signs[0] * shape.signs[1] < 0
     for index, cta in enumerate(first.issue.ctas):
-        product = _product(shape, a[index], columns)
-        if sign < 0:
+        rows, others = a[index], columns
+        if shape.scale_type:
+            rows, others = _scaled(machine, cta, first, rows, others, number)
+        product = _product(shape, rows, others)
+        if negative:
             product = -product
         _accumulate(machine, machine.tensor_memory[cta], first, product, number, index)
 
@@ -201,6 +205,20 @@ def _product(shape: Shape, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     if shape.d_type == "s32":
         return a.astype(np.float64) @ b.astype(np.float64).T
     return a @ b.T
+
+
+def _scaled(machine: Machine, cta: int, part: Mma, a: np.ndarray, b: np.ndarray, number: int):
+    """Rows of A and of B times their scales, exactly. All of B's are in every CTA. 9.7.17.10.7."""
+    shape, known = part.shape, part.issue.known
+    count = shape.k // shape.block
+    out = []
+    for values, place, index in zip((a, b), part.scales, shape.scale_ids, strict=True):
+        found = fetch(
+            machine, part.issue.item, cta, place.column, rows=len(values), count=count,
+            index=index, kind=shape.scale_type, number=number, known=known,
+        )  # fmt: skip
+        out.append(values.astype(np.float64) * np.repeat(found, shape.block, 1))
+    return out
 
 
 def _operation(part: Mma) -> Operation:
@@ -341,7 +359,11 @@ def _words(values: np.ndarray, shape: Shape) -> np.ndarray:
 def _decode(item: Instruction) -> Form:
     kind = next(mod for mod in item.mods if mod.startswith("kind::")).removeprefix("kind::")
     group, args = group_of(item), item.args[4:]
-    mask = ()
+    mask, scales = (), ()
+    if "block_scale" in item.mods:
+        scales, args = item.args[4:6], args[2:]
+        return Form(kind, group, _block(item), isinstance(item.args[1], Mem), (), 0, args[0],
+                    scales)  # fmt: skip
     if isinstance(args[0], Vec):
         mask, args = args[0].items, args[1:]
         if len(mask) != 4 * group:
@@ -356,14 +378,38 @@ def _decode(item: Instruction) -> Form:
     return Form(kind, group, 0, isinstance(item.args[1], Mem), mask, scale, args[0], ())
 
 
+# Elements a scale by modifier and kind: 9.7.17.10.7.1, tables 59 and 60; .scale_vec::NX names the
+# scales of 64 elements, of 32 for mxf8f6f4.
+_BLOCKS = {
+    "mxf8f6f4": {"": 32, "block32": 32, "scale_vec::1X": 32},
+    "mxf4": {"": 32, "block32": 32, "scale_vec::2X": 32},
+    "mxf4nvf4": {"block16": 16, "block32": 32, "scale_vec::4X": 16, "scale_vec::2X": 32},
+}
+
+
+def _block(item: Instruction) -> int:
+    kind = next(mod for mod in item.mods if mod.startswith("kind::")).removeprefix("kind::")
+    given = next((mod for mod in item.mods if mod.startswith(("block1", "block3", "scale_"))), "")
+    found = _BLOCKS[kind].get(given)
+    if found is None:
+        wanted = ", ".join(f".{name}" for name in _BLOCKS[kind] if name)
+        raise refuse(item, f"kind::{kind} has {wanted}")
+    return found
+
+
 _MMA = "tcgen05.mma(.cta_group::1,.cta_group::2)"
 _PLAIN = "(.kind::f16,.kind::tf32,.kind::f8f6f4)"
+_SCALED = "(.kind::mxf8f6f4,.kind::mxf4,.kind::mxf4nvf4).block_scale"
 _A = "{.collector::a::fill,.collector::a::use,.collector::a::lastuse,.collector::a::discard}"
 TABLE = (
     Row(f"{_MMA}{_PLAIN}", "m rm r r q i?", _mma, "9.7.17.10.9.1", decode=_decode,
         needs="tcgen05"),
     Row(f"{_MMA}{_PLAIN}", "m rm r r v q i?", _mma, "9.7.17.10.9.1", decode=_decode,
         needs="tcgen05"),
+    Row(f"{_MMA}{_SCALED}{{.block16,.block32}}", "m rm r r m m q", _mma, "9.7.17.10.9.1",
+        decode=_decode, needs="tcgen05"),
+    Row(f"{_MMA}{_SCALED}(.scale_vec::1X,.scale_vec::2X,.scale_vec::4X)", "m rm r r m m q", _mma,
+        "9.7.17.10.9.1", decode=_decode, needs="scale-vec"),
     Row(f"{_MMA}.kind::i8", "m rm r r q", _mma, "9.7.17.10.9.1", decode=_decode, needs="i8"),
     Row(f"{_MMA}.kind::i8", "m rm r r v q", _mma, "9.7.17.10.9.1", decode=_decode, needs="i8"),
 )  # fmt: skip
