@@ -82,8 +82,7 @@ bar.sync 0;
 setp.ne.u32 %p5, %r1, 0; @%p5 bra ISSUED;
 {lines}
 {commit}
-ISSUED:
-W: mbarrier.try_wait.parity.shared::cta.b64 %p6, [%r4], 0; @!%p6 bra W;
+ISSUED: W: mbarrier.try_wait.parity.shared::cta.b64 %p6, [%r4], 0; @!%p6 bra W;
 tcgen05.fence::after_thread_sync; // of the reader
 ld.param.u64 %d3, [out]; mul.wide.u32 %d4, %r1, {4 * max(read, 1)}; add.u64 %d3, %d3, %d4;
 {_words("ld", read, "%r9", "%d3")}

@@ -53,7 +53,8 @@ def instruction(
 
 
 def multiply(kind: str, a: str, b: str, *, n=64, block="", scale="ue8m0", ids=(0, 0), wide=False,
-             chip=BLACKWELL, swizzle=64, flip=0, spoil=None, enable="%p3", beyond=0, **options):  # fmt: skip
+             chip=BLACKWELL, swizzle=64, flip=0, spoil=None, enable="%p3", beyond=0,
+             **options):  # fmt: skip
     """Result, D and the float64 product; the scales come through registers.
 
     D begins at 1, and has `beyond` columns more, which nothing may touch.
