@@ -48,7 +48,7 @@ LAYERS = (
     ("pipeline",),
     ("model",),
     ("kernels",),
-    ("gemm_groups", "gemm_call", "gemm_choice", "gemm_ready", "operators"),
+    ("gemm_groups", "gemm_call", "gemm_choice", "gemm_parts", "gemm_ready", "operators"),
     ("testing",),
     ("bench", "torch_ops", "tune"),
     ("cli",),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
 TUNED = Path(__file__).parent / "kernels" / "tuned"
+PARTS = ("split_k", "stream_k")  # parameters that have partial sums exchanged
 THIN = 16  # rows of A up to which A and B change places
 
 
@@ -28,6 +30,7 @@ class Problem:
         halves: whether A and B are 16-bit types.
         plain: whether the product is stored as it is, and of 2 or 4 bytes an element.
         block: columns that share a scale: a tile is whole blocks, or a part of one.
+        splits: whether CTAs may share the K of a tile.
     """
 
     m: int
@@ -40,6 +43,13 @@ class Problem:
     halves: bool
     plain: bool
     block: int = 1
+    splits: bool = False
+
+    @property
+    def traffic_cycles(self) -> float:
+        """Cycles in which A, B and C of two bytes an element pass the memory's interface."""
+        m, n, k = self.m, self.n, self.depth
+        return 2 * self.planes * (m * k + k * n + m * n) / MEMORY_BYTES_CYCLE
 
     @property
     def turned(self) -> bool:
@@ -71,10 +81,38 @@ class GemmConfig:
 
         An m64nNk16 takes N/2 cycles (1024 bf16 FMA a cycle and SM quarter: 4096 FLOP a cycle).
         """
-        tasks = math.ceil(m / self.tile_m) * math.ceil(n / self.tile_n)
-        steps = math.ceil(k / 64)
-        mma = steps * 4 * (self.tile_m // 64) * self.tile_n / 2 / self.efficiency
-        return math.ceil(tasks / sms) * (mma + self.fixed_cycles)
+        mma = math.ceil(k / 64) * self.step_cycles
+        return math.ceil(self.tasks(m, n) / sms) * (mma + self.fixed_cycles)
+
+    def tasks(self, m: int, n: int) -> int:
+        """Tiles of a product."""
+        return math.ceil(m / self.tile_m) * math.ceil(n / self.tile_n)
+
+    @property
+    def step_cycles(self) -> float:
+        """Modelled cycles of a step of 64 of K."""
+        return 4 * (self.tile_m // 64) * self.tile_n / 2 / self.efficiency
+
+    @property
+    def exchange_cycles(self) -> float:
+        """Modelled cycles to leave a tile's partial sums in L2, or to add what another left."""
+        return FLAG_CYCLES + self.tile_m * self.tile_n * 4 / L2_BYTES_CYCLE
+
+    def shared(self, m: int, n: int, k: int, sms: int) -> Iterator[tuple[float, dict[str, int]]]:
+        """Modelled cycles where CTAs share K, and the parameters that say how."""
+        steps, tasks = math.ceil(k / 64), max(self.tasks(m, n), 1)
+        for parts in range(2, min(MOST_PARTS, sms // tasks, steps // LEAST_STEPS) + 1):
+            mma = math.ceil(steps / parts) * self.step_cycles
+            yield mma + self.fixed_cycles + parts * self.exchange_cycles, {"split_k": parts}
+        waves, rest = divmod(tasks, sms)
+        for parts in range(2, min(MOST_PARTS, steps // LEAST_STEPS) + 1) if rest else ():
+            sharers = min(sms, rest * parts)
+            share = math.ceil(rest * steps / sharers)
+            sums = math.ceil(steps / share) + (sharers % rest > 0)
+            tail = share * self.step_cycles + self.fixed_cycles + sums * self.exchange_cycles
+            tail += self.fixed_cycles * (sharers % rest > 0)
+            whole = waves * (steps * self.step_cycles + self.fixed_cycles)
+            yield whole + tail, {"stream_k": parts}
 
     def params(self, m: int) -> dict[str, int]:
         """As the kernel takes them: 16 rows a group make a wave's patch square, 8 a small A."""
@@ -95,25 +133,53 @@ GEMM_CONFIGS = (
 TURNED = {"tile_m": 64, "tile_n": 16, "tile_k": 128, "stages": 7, "group": 8}
 
 
+# Parts of K: of at least so many steps, at most so many; what leaving and adding sums costs, from
+# L2's latency and what one SM gets from it. Not fitted to times yet.
+LEAST_STEPS, MOST_PARTS = 4, 16
+FLAG_CYCLES, L2_BYTES_CYCLE = 1200, 40
+MEMORY_BYTES_CYCLE = 2470  # 4.2 TB/s of an H200 at 1.7 GHz: kernels.space
+GAIN = 0.95  # of the time without parts: what parts have to win
+
+
 @lru_cache(maxsize=4096)
 def choose(problem: Problem) -> dict[str, int]:
     """Parameters of the kernel: of this very problem if measured, else the model's best."""
     if problem.turned:
-        return TURNED
+        return {**TURNED, **_thin_parts(problem)}
     if problem.halves and problem.planes == 1 and problem.widest == 256:
         key = (problem.layout, problem.m, problem.n, problem.depth)
         found = measured(problem.sms).get(key)
         # Three consumers have registers for their sums, and for little that an epilogue takes.
         if found is not None and (problem.plain or found["tile_m"] <= 128):
-            return found
-    fitting = (
+            return found if problem.splits else without_parts(found)
+    fitting = [
         c for c in GEMM_CONFIGS
         if c.tile_n <= problem.widest
         and (c.tile_n % problem.block == 0 or problem.block % c.tile_n == 0)
-    )  # fmt: skip
-    rows = problem.m * problem.planes
-    best = min(fitting, key=lambda c: c.cycles(rows, problem.n, problem.depth, problem.sms))
-    return best.params(problem.m)
+    ]  # fmt: skip
+    extents = problem.m * problem.planes, problem.n, problem.depth, problem.sms
+    best = min(fitting, key=lambda c: c.cycles(*extents))
+    least = whole = max(best.cycles(*extents), problem.traffic_cycles)
+    params = best.params(problem.m)
+    for config in fitting if problem.splits else ():
+        for cycles, parts in config.shared(*extents):
+            time = max(cycles, problem.traffic_cycles)
+            if time < min(least, GAIN * whole):
+                least, params = time, {**config.params(problem.m), **parts}
+    return params
+
+
+def without_parts(params: dict[str, int]) -> dict[str, int]:
+    """Parameters of the same tiles, each of one CTA."""
+    return {name: value for name, value in params.items() if name not in PARTS}
+
+
+def _thin_parts(problem: Problem) -> dict[str, int]:
+    """Parts of K where tiles are so few that all together they do not draw on the memory's rate."""
+    tiles = max(math.ceil(problem.n / TURNED["tile_m"]) * problem.planes, 1)
+    steps = math.ceil(problem.depth / TURNED["tile_k"])
+    parts = min(problem.sms // tiles, steps // (2 * LEAST_STEPS), MOST_PARTS // 2)
+    return {"split_k": parts} if problem.splits and parts >= 4 else {}
 
 
 @cache

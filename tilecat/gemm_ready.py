@@ -8,10 +8,12 @@ parameters are copied and the addresses in them replaced.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from .driver import Movable
 from .gemm_call import Options
+from .gemm_parts import Places
 from .kernels.gemm import matmul as kernel
 from .runtime.arrays import TENSORS, allocator, view
 
@@ -23,15 +25,36 @@ TURNED, STRAIGHT = (1, 0, 2), (0, 1, 2)  # the kernel's arrays by those of the c
 _products: dict[Any, Product] = {}
 
 
+@dataclass(frozen=True)
+class Launched:
+    """What ran.
+
+    Args:
+        arrays: of the kernel.
+        args: further ones.
+        params: compile-time parameters.
+        turned: whether A and B changed places.
+        places: for partial sums; those of the call are the first of its further arguments.
+    """
+
+    arrays: tuple[Any, Any, Any]
+    args: tuple[Any, ...]
+    params: dict[str, Any]
+    turned: bool
+    places: Places
+
+
 class Product:
     """What is known of products of one layout.
 
     Args:
         make: allocates the output.
+        places: for partial sums, which each stream has elsewhere.
     """
 
-    def __init__(self, make: Callable[[], Any]):
+    def __init__(self, make: Callable[[], Any], places: Places):
         self.make = make
+        self.places = places
         self._launches: dict[tuple[int, ...], Callable[[Any], None]] = {}
         self._like: dict[tuple[int, ...], tuple[Movable, Sequence[int], Sequence[int]]] = {}
 
@@ -44,7 +67,9 @@ class Product:
         """
         if out is None:
             out = self.make()
-        addresses = a.data_ptr(), b.data_ptr(), out.data_ptr()
+        addresses: tuple[int, ...] = (a.data_ptr(), b.data_ptr(), out.data_ptr())
+        if self.places.count:
+            addresses += tuple(x.data_ptr() for x in self.places.arguments(a))
         launch = self._launches.get(addresses) or self._moved(addresses)
         if launch is None:
             return None
@@ -57,7 +82,7 @@ class Product:
         """Takes the kernel that ran for operands aligned as these are.
 
         Args:
-            addresses: of A, B and the output.
+            addresses: of A, B and the output, and of the places for partial sums.
             movable: its launches.
             order: which of them is each of its first arguments.
             rest: addresses of its further arguments.
@@ -82,36 +107,33 @@ def find(a: Any, b: Any, out: Any, out_dtype: Any, alpha: Any, beta: Any) -> Pro
     return _products.get(_key(a, b, out, out_dtype, alpha, beta))
 
 
-def remember(
-    given: tuple[Any, Any, Any], options: Options, out: Any,
-    arrays: Sequence[Any], args: Sequence[Any], params: dict[str, Any], turned: bool,
-) -> None:  # fmt: skip
+def remember(given: tuple[Any, Any, Any], options: Options, out: Any, launched: Launched) -> None:
     """Keeps what ran, if the arrays are the caller's and lie on a GPU.
 
     Args:
         given: a, b and out of the call.
         options: of the call.
         out: what the caller gets.
-        arrays: of the kernel.
-        args: further ones; they are the same memory in every call.
-        params: of the kernel.
-        turned: whether A and B changed places.
+        launched: what ran; further arguments other than partial sums are the same in every call.
     """
     key = _key(*given, options.out_dtype, options.alpha, options.beta)
     if key is None or not out.is_cuda:
         return
-    order = TURNED if turned else STRAIGHT
-    addresses = given[0].data_ptr(), given[1].data_ptr(), out.data_ptr()
-    if [view(x).ptr for x in arrays] != [addresses[at] for at in order]:
+    arrays, shared = launched.arrays, launched.args[: 2 * bool(launched.places.count)]
+    order = (TURNED if launched.turned else STRAIGHT) + (3, 4)[: len(shared)]
+    addresses = tuple(x.data_ptr() for x in (*given[:2], out, *shared))
+    if [view(x).ptr for x in arrays] != [addresses[at] for at in order[:3]]:
         return  # copies, which another call makes anew
-    movable = kernel.movable(*arrays, *args, **params)
+    movable = kernel.movable(*arrays, *launched.args, **launched.params)
     if movable is None:
         return
     if key not in _products and len(_products) >= MAX_PRODUCTS:
         _products.clear()
     like = view(out)
-    product = _products.setdefault(key, Product(allocator(out, tuple(like.shape), like.dtype)))
-    rest = [view(x).ptr if hasattr(x, "shape") else 0 for x in args]
+    make = allocator(out, tuple(like.shape), like.dtype)
+    product = _products.setdefault(key, Product(make, launched.places))
+    further = launched.args[len(shared) :]
+    rest = [view(x).ptr if hasattr(x, "shape") else 0 for x in further]
     product.learn(addresses, movable, order, rest)
 
 

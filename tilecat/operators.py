@@ -14,14 +14,16 @@ from .errors import LayoutError, ResourceError
 from .gemm_call import BLOCK, HALVES, GemmCall, Options, prepare
 from .gemm_choice import Problem, choose
 from .gemm_groups import Groups
-from .gemm_ready import find, remember
+from .gemm_parts import places_of
+from .gemm_ready import Launched, find, remember
 from .kernels.attention import attention as attention_kernel
 from .kernels.gemm import matmul as matmul_kernel
 from .runtime import deferred
 from .runtime.arrays import ITEM_BYTES, ArrayView, empty, view
+from .runtime.workspace import allocates
 
 HEAD_DIMS = (32, 64, 128)
-_widest: dict[Any, int] = {}  # columns of a tile whose epilogue's registers fit
+_eased: dict[Any, Problem] = {}  # problems whose best configuration would spill registers
 SCALES = (2.0**-149, float(np.finfo(np.float32).max))  # positive and finite in f32
 
 
@@ -71,6 +73,11 @@ def matmul(
         out. CUDA arrays run on the GPU on the current stream, without waiting; NumPy arrays and
         CPU tensors run on the PTX machine.
 
+    Where few tiles would leave SMs idle, CTAs share K: partial sums are added in a fixed order, so
+    equal calls give equal bits on one GPU. They lie in memory that is allocated once a stream, some
+    MB, and once a captured graph: replay a graph on one stream at a time, as CUDA does by itself
+    unless it is instantiated twice.
+
     Where a stride is no multiple of 16 bytes (or an address), TMA cannot reach the array: threads
     copy it element by element, right and slow.
 
@@ -90,7 +97,7 @@ def matmul(
     call = prepare(a, b, out, options)
     launched = _launch(call)
     if simple:
-        remember((a, b, out), options, call.out, *launched)
+        remember((a, b, out), options, call.out, launched)
     return call.out
 
 
@@ -99,29 +106,32 @@ def _turned(a: Any, b: Any, out: Any) -> tuple[Any, Any, Any]:
     return b.swapaxes(-1, -2), a.swapaxes(-1, -2), out.swapaxes(-1, -2)
 
 
-def _launch(call: GemmCall) -> tuple[tuple[Any, ...], tuple[Any, ...], dict[str, Any], bool]:
-    """Calls the kernel; with narrower tiles where the epilogue's registers would spill.
-
-    Returns:
-        what ran: the kernel's arrays, further arguments and parameters, and whether A and B
-        changed places.
-    """
+def _launch(call: GemmCall) -> Launched:
+    """Calls the kernel; with whole or narrower tiles where registers would spill."""
     problem = _problem(call)
     arrays = _turned(*call.arrays) if problem.turned else call.arrays
     steps, more = call.params["epilogue"], {k: v for k, v in call.params.items() if v}
     key = problem, steps, *(view(x).dtype for x in arrays)
     while True:
-        params = choose(replace(problem, widest=_widest[key]) if key in _widest else problem)
+        eased = _eased.get(key, problem)
+        params = choose(eased)
         if call.params["second"]:
             params = {**params, "stages": min(params["stages"], 4)}
+        places = places_of(arrays, params, problem.sms)
         try:
-            matmul_kernel(*arrays, *call.args, **params, **more)
-            return arrays, call.args, {**params, **more}, problem.turned
+            args = (*places.arguments(call.arrays[0]), *call.args)
+            matmul_kernel(*arrays, *args, **params, **more)
+            return Launched(arrays, args, {**params, **more}, problem.turned, places)
         except ResourceError as error:
-            narrower = params["tile_n"] // 2
-            if "spill" not in error.message or not steps or narrower < 64:
+            if "spill" not in error.message:
                 raise
-            _widest[key] = narrower
+            if places.count:
+                _eased[key] = replace(eased, splits=False)
+                continue
+            narrower = params["tile_n"] // 2
+            if not steps or narrower < 64:
+                raise
+            _eased[key] = replace(eased, widest=narrower)
 
 
 def grouped_matmul(
@@ -188,6 +198,8 @@ def _problem(call: GemmCall) -> Problem:
         halves=left.dtype in HALVES,
         plain=plain and ITEM_BYTES[out.dtype] > 1,
         block=BLOCK if call.params["block_scales"] else 1,
+        splits=allocates(call.arrays[0]) and not any(
+            call.params[name] for name in ("second", "block_scales", "groups")),
     )  # fmt: skip
 
 

@@ -24,7 +24,7 @@ class FakeCuda:
 
     def __init__(self):
         self.launches, self.maps, self.loads, self.pushed = [], [], 0, []
-        self.replaced = 0
+        self.replaced = self.capture = 0
         self.context = 1000
         self.status = OK
 
@@ -66,6 +66,9 @@ class FakeCuda:
 
     def cuThreadExchangeStreamCaptureMode(self, mode):  # noqa: N802
         return OK, mode
+
+    def cuStreamGetCaptureInfo(self, stream):  # noqa: N802
+        return OK, real.CUstreamCaptureStatus(int(self.capture > 0)), self.capture, None, None
 
     def cuModuleLoadData(self, cubin):  # noqa: N802
         self.loads += 1

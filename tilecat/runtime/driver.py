@@ -182,6 +182,13 @@ def made_current(gpu: Device) -> Iterator[None]:
         cuda.cuCtxPopCurrent()
 
 
+def capture_id(stream: int) -> int:
+    """Number of the capture into a graph that a stream is in, unique in the process; 0: none."""
+    status, state, number, *_ = cuda.cuStreamGetCaptureInfo(stream)
+    active = cuda.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE
+    return int(number) if not status and state == active else 0
+
+
 @contextmanager
 def capture_relaxed() -> Iterator[None]:
     """Let this thread load code while a stream of its is being captured into a graph."""

@@ -308,6 +308,11 @@ def stream_handle(stream: Any) -> int:
     )
 
 
+def current_stream(array: ArrayView) -> int:
+    """Handle of the stream that a launch takes whose first array is this one, in CUDA memory."""
+    return _stream_of(array.array, driver.device(int(array.device.removeprefix("cuda:"))))
+
+
 _stream_getters: dict[type, Callable[[Any, int], int]] = {}
 
 
