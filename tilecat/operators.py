@@ -73,13 +73,8 @@ def matmul(
         out. CUDA arrays run on the GPU on the current stream, without waiting; NumPy arrays and
         CPU tensors run on the PTX machine.
 
-    Where few tiles would leave SMs idle, CTAs share K: partial sums are added in a fixed order, so
-    equal calls give equal bits on one GPU. They lie in memory that is allocated once a stream, some
-    MB, and once a captured graph: replay a graph on one stream at a time, as CUDA does by itself
-    unless it is instantiated twice.
-
     Where a stride is no multiple of 16 bytes (or an address), TMA cannot reach the array: threads
-    copy it element by element, right and slow.
+    copy it element by element, right and slow. Few tiles: CTAs share K, sums in a fixed order.
 
     Raises:
         LayoutError: shapes that do not fit, a read-only or overlapping out.
