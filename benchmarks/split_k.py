@@ -1,4 +1,4 @@
-"""Tiles whose K several CTAs share, beside whole tiles, `tc.matmul`'s choice and torch, on this GPU.
+"""Tiles whose K CTAs share, beside whole tiles, `tc.matmul`'s choice and torch, on this GPU.
 
     python benchmarks/split_k.py OUT.json [ROUNDS] [LAYOUT]
 
@@ -21,7 +21,8 @@ from tilecat.kernels import Shape
 from tilecat.kernels.gemm import matmul as kernel
 from tilecat.testing import do_bench, ratio
 
-SHAPES = (  # few tiles and a long K; thin ones; a cube; one tile of 128 x 256 more than 132; 1.5 waves
+# Few tiles and a long K; thin ones; cubes; 133 and 198 tiles of 128 x 256; turned.
+SHAPES = (
     (512, 512, 16384), (128, 128, 16384), (256, 4096, 16384), (128, 8192, 8192), (64, 2048, 8192),
     (1024, 1024, 1024), (2048, 2048, 2048), (128 * 19, 256 * 7, 4096), (128 * 18, 256 * 11, 4096),
     (8, 1024, 8192),
@@ -126,4 +127,4 @@ def main(target: str, rounds: int = 20, layout: str = "NN") -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], *map(int, sys.argv[2:3]), *sys.argv[3:])
+    main(sys.argv[1], int((sys.argv[2:3] or [20])[0]), *sys.argv[3:])
