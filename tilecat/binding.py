@@ -172,7 +172,7 @@ def bind(signature: Signature, views: list[Any], params: dict[str, Any]) -> Boun
     """Checks a call's arguments and finds its specialisation.
 
     Raises:
-        LayoutError: number of arguments, ranks, extents.
+        LayoutError: number of arguments, ranks, extents, addresses between elements.
         DTypeError: element types.
         ResourceError: arrays on different devices.
     """
@@ -193,6 +193,7 @@ def bind(signature: Signature, views: list[Any], params: dict[str, Any]) -> Boun
             raise LayoutError(f"{name}: parameter {key}={params[key]} but the arrays have {value}")
     complete = complete_params(signature, {**params, **dims})
     _check_dtypes(signature, views)
+    _check_addresses(signature, views)
     tensors = tuple(_spec(kind, views[i], dims) for i, _, kind in signature.tensors)
     empties = tuple(i for i, _, _ in signature.tensors if 0 in views[i].shape)
     return Bound(
@@ -303,6 +304,18 @@ def _check_dtypes(signature: Signature, views: list[Any]) -> None:
                     f"{signature.name}: {first[0]} and {arg} have one dtype, "
                     f"got {first[0]}={first[1]} and {arg}={got}"
                 )
+
+
+def _check_addresses(signature: Signature, views: list[Any]) -> None:
+    """Instructions take elements at multiples of their size; what is further apart is legal."""
+    for index, arg, _ in signature.tensors:
+        item, view = by_name(views[index].dtype).bits // 8, views[index]
+        if view.ptr % item and 0 not in view.shape:
+            raise LayoutError(
+                f"{signature.name}: the address of {arg} is a multiple of its elements' "
+                f"{item} bytes, got one {view.ptr % item} bytes beyond",
+                hint="a copy of the array",
+            )
 
 
 def _spec(kind: GlobalType, view: ArrayView, static: dict[str, int]) -> TensorSpec:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
+import re
+import reprlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from types import FunctionType
@@ -27,6 +30,8 @@ BLOCK = 128  # elements of K (and of N) that share a scale
 UNIT = 4  # f32 that TMA aligns: 16 bytes
 MAX_FUNCTIONS = 1024  # remembered, so that equal lambdas compile once
 
+_ARGS = "args"  # of the kernel
+_ARGUMENT = re.compile(rf"\b{_ARGS}(\d+)\b")
 _functions: dict[Any, Callable[..., Any]] = {}
 
 
@@ -41,6 +46,7 @@ class GemmCall:
         params: `epilogue`, and what else the kernel has to know.
         extents: M, N, K of a plane.
         planes: how many.
+        names: of `args`, as a caller knows them.
     """
 
     out: Any
@@ -49,6 +55,23 @@ class GemmCall:
     params: dict[str, Any]
     extents: tuple[int, int, int]
     planes: int
+    names: tuple[str, ...] = ()
+
+    @contextmanager
+    def naming(self, before: int = 0) -> Iterator[None]:
+        """Around the kernel's call: its errors name arguments as their caller knows them.
+
+        Args:
+            before: further arguments of the kernel that stand before `args`.
+        """
+        names = [*[f"{_ARGS}{index}" for index in range(before)], *self.names]
+        try:
+            yield
+        except (LayoutError, DTypeError) as error:
+            message = _ARGUMENT.sub(lambda found: names[int(found[1])], error.message)
+            if message == error.message:
+                raise
+            raise type(error)(message, loc=error.loc, hint=error.hint) from None
 
 
 @dataclass
@@ -88,12 +111,14 @@ def prepare(a: Any, b: Any, out: Any, options: Options) -> GemmCall:
     chain += _chain(options.epilogue, 1 + params["second"])
     params["epilogue"] = tuple(Step(function, len(args)) for function, *args in chain)
     args = (*first, *blocks, *(arg for _, *args in chain for arg in args))
+    names = ("second",) * len(first) + ("scale_a", "scale_b")[: len(blocks)]
+    names += tuple(name for function, *more in chain for name in _names(function, more))
     arrays = (_k_last(a, left, 1), _k_last(b, right, 2), out)
     if groups is None:
         # Axes of a tensor that a step takes are matched with those of the batch: it stays.
         merge = all(len(getattr(arg, "shape", ())) < 2 for arg in args)
         arrays = _planes(shape[:-2], arrays, merge)
-    return GemmCall(out, arrays, args, params, (m, n, k), math.prod(shape[:-2]))
+    return GemmCall(out, arrays, args, params, (m, n, k), math.prod(shape[:-2]), names)
 
 
 def _output(a: Any, out: Any, shape: tuple[int, ...], dtype: str, beta: Any) -> Any:
@@ -144,11 +169,16 @@ def _block_scales(
         return ()
     blocks, wide = (-(-x // BLOCK) for x in (left.shape[-1], right.shape[-1]))
     wanted = (*left.shape[:-1], blocks), (*right.shape[:-2], blocks, wide)
-    found = [view(scale) for scale in scales]
+    found = [_viewed(name, x) for name, x in zip(("scale_a", "scale_b"), scales, strict=True)]
     fits = [tuple(x.shape) == shape for x, shape in zip(found, wanted, strict=True)]
     if blocks == 1 and tuple(found[1].shape) in ((1, right.shape[-1]), (right.shape[-1],), (1,)):
         return ()
     if not all(fits):
+        if any(fits) and blocks > 1:
+            raise LayoutError(
+                f"matmul: scales of blocks of {BLOCK} are {wanted[0]} of a and {wanted[1]} of b, "
+                f"got shapes {tuple(found[0].shape)} and {tuple(found[1].shape)}"
+            )
         return ()
     if any(x.dtype != "f32" for x in found) or left.dtype not in FP8:
         raise DTypeError(
@@ -324,6 +354,13 @@ def _chain(epilogue: Any, sums: int) -> list[tuple[Any, ...]]:
     return found
 
 
+def _names(function: Callable[..., Any], given: list[Any]) -> list[str]:
+    """What a step calls its run-time arguments: `values of bias`."""
+    parameters = list(inspect.signature(function).parameters)
+    step = getattr(function, "__name__", type(function).__name__)
+    return [f"{name} of {step}" for name in parameters[len(parameters) - len(given) :]]
+
+
 @lru_cache(maxsize=MAX_FUNCTIONS)
 def _check_takes(function: Callable[..., Any], count: int, sums: int) -> None:
     try:
@@ -354,13 +391,31 @@ def _remembered(function: Callable[..., Any]) -> Callable[..., Any]:
         return function
 
 
+def _viewed(name: str, value: Any) -> ArrayView:
+    """An array that stands beside the operands.
+
+    Raises:
+        DTypeError: none; the error names the option.
+    """
+    try:
+        return view(value)
+    except DTypeError as error:
+        array = hasattr(value, "dtype")
+        shown = f"{reprlib.repr(value)} ({type(value).__name__})"
+        got = f"one of {value.dtype}" if array else shown
+        raise DTypeError(
+            f"matmul: {name} is a number or an f32 array, got {got}",
+            hint=None if array else error.hint,
+        ) from None
+
+
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float | np.number) and not isinstance(value, bool)
 
 
 def _factor(name: str, value: Any, function: Any, neutral: float) -> list[tuple[Any, ...]]:
     if not _is_number(value):
-        array = view(value)
+        array = _viewed(name, value)
         if math.prod(array.shape) != 1 or array.dtype != "f32":
             raise LayoutError(
                 f"matmul: {name} is a number or an f32 array of one element, got shape "
@@ -383,7 +438,7 @@ def _scale_steps(
         if _is_number(value):
             found.append((epilogues.scale, float(value)))
             continue
-        scale = view(value)
+        scale = _viewed(name, value)
         if scale.dtype != "f32":
             raise DTypeError(f"matmul: {name} is f32, got {scale.dtype}")
         lead, extent = tuple(array.shape[:-2]), array.shape[axis]

@@ -115,7 +115,8 @@ def _launch(call: GemmCall) -> Launched:
         places = places_of(arrays, params, problem.sms)
         try:
             args = (*places.arguments(call.arrays[0]), *call.args)
-            matmul_kernel(*arrays, *args, **params, **more)
+            with call.naming(len(args) - len(call.args)):
+                matmul_kernel(*arrays, *args, **params, **more)
             return Launched(arrays, args, {**params, **more}, problem.turned, places)
         except ResourceError as error:
             if "spill" not in error.message:
@@ -175,7 +176,8 @@ def grouped_matmul(
     params = choose(replace(_problem(call), halves=False))  # measured for one matrix alone
     params = {**params, "stages": min(params["stages"], 4)} if call.params["second"] else params
     plan = groups.plan(call.extents[0], params["tile_m"])
-    matmul_kernel(*call.arrays, *plan, *call.args, **params, **call.params)
+    with call.naming(len(plan)):
+        matmul_kernel(*call.arrays, *plan, *call.args, **params, **call.params)
     return call.out
 
 

@@ -135,6 +135,7 @@ def test_parts_of_k_need_a_persistent_grid():
     fails(
         lambda: matmul(a, a.copy(), a.copy(), sums, turns, **TILES, split_k=2, persistent=False),
         tc.LayoutError,
-        "matmul: one plain product, on a persistent grid, has its K split, got split_k=2",
+        "matmul: one plain product, on a persistent grid, has its K split, got split_k=2, "
+        "stream_k=1",
         at="tc.require(",
     )

@@ -40,6 +40,7 @@ class Where:
         rows: extent of the tile.
         cols: extent of the tile.
         last: the row behind those of the tile's group, or None: others write what follows.
+        groups: a tensor with an axis of groups in front, where the output may have none.
     """
 
     out: Any
@@ -49,10 +50,14 @@ class Where:
     rows: int
     cols: int
     last: Any = None
+    groups: Any = None
+
+    def _plane(self, tensor: Any, inner: str) -> tuple[Any, ...]:
+        return plane(tensor, self.out, self.batch, inner, self.groups)
 
     def tile(self, tensor: Any) -> Any:
         """The elements of a tensor [..., M, N] at this place, as an f32 tile."""
-        lead = plane(tensor, self.out, self.batch, "MN")
+        lead = self._plane(tensor, "MN")
         if tensor is self.out and self.last is not None:
             tensor = tensor[*(slice(None) for _ in lead), : self.last, :]
         place = tensor.at(*lead, self.row, self.col)
@@ -60,12 +65,12 @@ class Where:
 
     def row_vector(self, tensor: Any) -> Any:
         """The elements of a tensor [..., M] in these rows, one a row, f32."""
-        place = tensor.at(*plane(tensor, self.out, self.batch, "M"), self.row)
+        place = tensor.at(*self._plane(tensor, "M"), self.row)
         return tc.load(place, rv[f32, self.rows])
 
     def col_vector(self, tensor: Any) -> Any:
         """The elements of a tensor [..., N] in these columns, one a column, f32."""
-        place = tensor.at(*plane(tensor, self.out, self.batch, "N"), self.col)
+        place = tensor.at(*self._plane(tensor, "N"), self.col)
         return tc.load(place, rv[f32, self.cols, "col"])
 
     def scalar(self, value: Any) -> Any:
@@ -73,7 +78,9 @@ class Where:
         return tc.load(value[0], f32) if hasattr(value, "rank") else value
 
 
-def plane(tensor: Any, out: Any, batch: tuple[Any, ...], inner: str) -> tuple[Any, ...]:
+def plane(
+    tensor: Any, out: Any, batch: tuple[Any, ...], inner: str, groups: Any = None
+) -> tuple[Any, ...]:
     """Coordinates on a tensor's leading axes, those of extent 1 broadcast; extents must agree.
 
     Args:
@@ -81,6 +88,7 @@ def plane(tensor: Any, out: Any, batch: tuple[Any, ...], inner: str) -> tuple[An
         out: the output, [..., M, N].
         batch: coordinates on its leading axes.
         inner: "MN", "M" or "N", axes that are as long as the output's; or others.
+        groups: a tensor with an axis of groups in front, where the output may have none.
     """
     count = tensor.rank - len(inner)
     tc.require(
@@ -91,8 +99,11 @@ def plane(tensor: Any, out: Any, batch: tuple[Any, ...], inner: str) -> tuple[An
     for axis, name in enumerate(inner, count):
         if name in "MN":
             tc.require_extent(tensor, axis, out, out.rank - 2 + "MN".index(name))
-    for axis in range(count if out.rank == len(batch) + 2 else 0):  # else: groups of rows
-        tc.require_extent(tensor, axis, out, len(batch) - count + axis, or_one=True)
+    for axis in range(count):
+        if out.rank == len(batch) + 2:
+            tc.require_extent(tensor, axis, out, len(batch) - count + axis, or_one=True)
+        elif groups is not None:
+            tc.require_extent(tensor, axis, groups, axis, or_one=True)
     coords = batch[len(batch) - count :]
     return tuple(minimum_of(c, tensor.size(axis) - 1) for axis, c in enumerate(coords))
 
@@ -107,7 +118,7 @@ class Step:
 
 def apply(
     steps: tuple[Step, ...], args: tuple[Any, ...], sums: tuple[Any, ...], out: Any,
-    place: Callable[[], tuple[Any, ...]], last: Any = None,
+    place: Callable[[], tuple[Any, ...]], last: Any = None, groups: Any = None,
 ) -> Any:  # fmt: skip
     """The tile to store: the steps on a consumer's sums, panel by panel of columns.
 
@@ -118,6 +129,7 @@ def apply(
         out: the output tensor.
         place: of the whole tile in it: coordinates of its plane, then of its first element.
         last: the row behind those of the tile's group, if it has one.
+        groups: a tensor with an axis of groups in front, if there are groups.
     """
     acc, dtype = sums[0], out.dtype
     if not steps and (acc.dtype == dtype or acc.dtype == f32 and dtype.bits == 16):
@@ -128,7 +140,7 @@ def apply(
     result = acc if acc.dtype == f32 else tc.empty(rt[kind, rows, cols])
     for first in range(0, cols, PANEL):
         stop = min(first + PANEL, cols)
-        at = Where(out, tuple(batch), row, col + first, rows, stop - first, last)
+        at = Where(out, tuple(batch), row, col + first, rows, stop - first, last, groups)
         values = tuple(tc.cast(x[:, first:stop], f32) for x in sums)
         used = 0
         for step in steps:

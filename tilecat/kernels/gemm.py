@@ -141,6 +141,6 @@ def matmul(A: gl[TA, ..., "M", "K"], B: gl[TB, ..., "K", "N"], C: inout[TC, ...,
     def _(task):
         sums, last = (acc, acc2)[: 1 + second], task.last if groups else None
         with whole_product(acc, shared, task, pipe.consumer, n, cluster):
-            result = epilogues.apply(epilogue, args, sums, C, lambda: place_of(task), last)
+            result = epilogues.apply(epilogue, args, sums, C, lambda: place_of(task), last, B)
             to = rows_of_group(C, task, place_of(task)) if groups else None
             c.store(to or C[*task.batch, task.row * n + pipe.consumer, task.col], result)
