@@ -138,6 +138,7 @@ from .language.scans import (
 )
 from .language.sections import cta_id, num_ctas, sync, warp_id, warpgroup, warps
 from .language.shared_maps import map_shared
+from .language.tensor import free_tmem, mma_commit, tmem
 from .language.transfers import (
     copy,
     copy_async,
@@ -175,7 +176,7 @@ from .pipeline.scheduler import (
 )
 from .pipeline.split_k import split_k, stream_k
 from .pipeline.templates import lcf, lcsf, roles
-from .tiles import gl, inout, rt, rv, st, sv
+from .tiles import gl, inout, rt, rv, st, sv, tt
 
 # isort: split
 # Kernels are written against the names above.
@@ -252,6 +253,7 @@ __all__ = [
     "fence",
     "fence_async",
     "fill",
+    "free_tmem",
     "from_register_order",
     "full",
     "gl",
@@ -288,6 +290,7 @@ __all__ = [
     "mma_ABt",
     "mma_AtB",
     "mma_AtBt",
+    "mma_commit",
     "mma_wait",
     "num_clusters",
     "num_ctas",
@@ -356,6 +359,7 @@ __all__ = [
     "tile_prod",
     "tile_sum",
     "TileError",
+    "tmem",
     "to_col_vector",
     "to_plain",
     "to_row_vector",
@@ -364,6 +368,7 @@ __all__ = [
     "tril",
     "tril_inverse",
     "triu",
+    "tt",
     "turn",
     "u32",
     "u8",

@@ -7,10 +7,11 @@ from .memory import COPIES, TMA, VIEWS
 from .pipelines import ESCAPE, OPERATORS, PIPELINES
 from .scans import NARROW, SCANS
 from .synchronisation import CLUSTERS, SYNCHRONISATION
+from .tensor import TENSOR
 
 FAMILIES: tuple[Family, ...] = (
     BASICS, TYPES, CONTROL, MAPS, MASKS, REDUCTIONS, SCANS, NARROW, PRODUCTS, COMPLEX, COPIES, TMA,
-    VIEWS, SYNCHRONISATION, CLUSTERS, PIPELINES, ESCAPE, OPERATORS, ERRORS,
+    VIEWS, SYNCHRONISATION, CLUSTERS, TENSOR, PIPELINES, ESCAPE, OPERATORS, ERRORS,
 )  # fmt: skip
 
 __all__ = ["FAMILIES", "Example", "Family", "run"]

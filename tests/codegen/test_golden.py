@@ -19,6 +19,9 @@ from tilecat.kernels.gemm import matmul
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 KERNELS = {
     "gemm": lambda: matmul.compile(),
+    "gemm_sm_100a": lambda: matmul.compile(target="sm_100a"),
+    "gemm_sm_103a": lambda: matmul.compile(target="sm_103a"),
+    "gemm_sm_107a": lambda: matmul.compile(target="sm_107a"),
     "attention": lambda: attention.compile(D=64, consumers=3, pingpong=True),
 }
 

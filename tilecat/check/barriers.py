@@ -6,6 +6,7 @@ from ..arch import Arch
 from ..errors import ResourceError, SyncError
 from ..ir import Kernel
 from ..ops.copies import CopyArrive
+from ..ops.mma_tensor import Commit
 from ..ops.sync import (
     MAX_ARRIVALS,
     AllocBarriers,
@@ -27,7 +28,8 @@ def check_barriers(kernel: Kernel, arch: Arch) -> None:
     """
     ops = list(kernel.body.walk())
     initialised = {id(v) for op in ops if isinstance(op, InitBarriers) for v in op.barriers}
-    arrived = {id(op.barriers) for op in ops if isinstance(op, Arrive | ArriveExpect | CopyArrive)}
+    signals = Arrive | ArriveExpect | CopyArrive | Commit
+    arrived = {id(op.barriers) for op in ops if isinstance(op, signals)}
     waited = {id(op.barriers) for op in ops if isinstance(op, WaitBarrier | TestBarrier)}
     for op in ops:
         if isinstance(op, AllocBarriers):

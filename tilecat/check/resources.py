@@ -11,6 +11,7 @@ from ..ops.control import RoleSection
 from ..ops.memory import WARPGROUP_THREADS, AllocScratch, AllocShared
 from ..ops.mma import Mma
 from ..ops.sync import BARRIER_BYTES, AllocBarriers
+from ..ops.tensor import SLOT_BYTES, AllocTensorMemory
 from ..ops.views import storage
 from ..tiles import RegTileType
 
@@ -59,6 +60,10 @@ def place_shared(kernel: Kernel, arch: Arch) -> SharedMap:
         if isinstance(barrier, AllocBarriers):
             offsets[id(barrier)] = cursor
             cursor += barrier.count * BARRIER_BYTES
+    for memory in kernel.body.walk():
+        if isinstance(memory, AllocTensorMemory):
+            offsets[id(memory)] = cursor
+            cursor += SLOT_BYTES
     for scratch in kernel.body.walk():
         if isinstance(scratch, AllocScratch):
             cursor = -(-cursor // SCRATCH_ALIGN) * SCRATCH_ALIGN

@@ -18,6 +18,27 @@ if TYPE_CHECKING:
     from .writer import Writer
 
 
+def thread_number(w: Writer, register: str) -> None:
+    """The thread's number in the CTA.
+
+    Where pairs of warpgroups share tiles of tensor memory, warps of the first `paired_threads`
+    threads are numbered so that warp w of the eight of a pair reaches lanes 16 w to 16 w + 15:
+    hardware warp 4 h + q, which reaches lanes 32 q to 32 q + 31, is warp 2 q + h of its pair.
+    """
+    w.line(ptx.alu("mov.u32", register, "%tid.x"))
+    paired = int(w.kernel.facts.get("paired_threads", 0))
+    if not paired:
+        return
+    quarter, half, number = (w.new("b32", hint) for hint in ("quarter", "half", "number"))
+    in_pair = w.new("pred", "in_pair")
+    w.line(ptx.alu("shr.u32", quarter, register, 5))
+    w.line(ptx.alu("shr.u32", half, register, 7))
+    w.line(ptx.alu("bfi.b32", number, quarter, register, 6, 2))
+    w.line(ptx.alu("bfi.b32", number, half, number, 5, 1))
+    w.line(ptx.alu("setp.lt.u32", in_pair, register, paired))
+    w.line(ptx.alu("selp.b32", register, number, register, in_pair))
+
+
 def access_addresses(w: Writer, tile: Value, plan: AccessPlan) -> list[str]:
     """Text of this thread's address in each access of a plan.
 

@@ -19,7 +19,6 @@ from ..arch import MmaForm
 from ..check import CheckedKernel
 from ..errors import ArchError, Loc
 from ..ir import Block, Op, ScalarArg, Scope, TensorArg, Value
-from ..layouts import AccessPlan, MatrixDescriptor
 from ..ops.memory import AllocScratch
 from ..ptx import instructions as ptx
 from ..tiles import RegTileType, RegVecType, ScalarType
@@ -207,9 +206,7 @@ class Writer:
 
     def tid(self) -> str:
         """Thread number in the CTA."""
-        return self.invariant(
-            "tid", "b32", "thread", lambda r: self.line(ptx.alu("mov.u32", r, "%tid.x"))
-        )
+        return self.invariant("tid", "b32", "thread", lambda r: lanes.thread_number(self, r))
 
     def warpgroup(self) -> str:
         """Warpgroup number in the CTA; ptxas knows it to be uniform in a warp."""
@@ -338,6 +335,10 @@ class Writer:
         """Says where a view starts."""
         self._places[id(value)] = address
 
+    def place_columns(self, value: Value, start: str, col: int) -> None:
+        """Says where a tile of tensor memory starts."""
+        self._places[id(value)] = Address(start, col)
+
     def offset(self, address: Address, index: Any, stride: int) -> Address:
         """The address `index` strides further on."""
         if not isinstance(index, Value):
@@ -371,9 +372,7 @@ class Writer:
         self.line(ptx.alu("add.s32", result, register, constant))
         return result
 
-    def access_addresses(self, tile: Value, plan: AccessPlan) -> list[str]:
-        """This thread's address in each access of a plan of moves to or from a shared tile."""
-        return lanes.access_addresses(self, tile, plan)
+    access_addresses = lanes.access_addresses
 
     # ---- matrix descriptors
 
@@ -389,19 +388,13 @@ class Writer:
         """The text declares at least this version of PTX."""
         self.version = max(self.version, version, key=_version)
 
-    def start_from(
-        self, registers: tuple[str, ...], kind: str, accumulate: Value | bool
-    ) -> tuple[str, ...]:
-        """What a product is added to: the registers, or zeros, or what a predicate says."""
-        return matrices.start_from(self, registers, kind, accumulate)
-
-    def descriptor_base(self, tile: Value, descriptor: MatrixDescriptor) -> str:
-        """Low word of the descriptor of a tile: address bits and leading offset."""
-        return matrices.descriptor_base(self, tile, descriptor)
-
-    def descriptor(self, base: str, descriptor: MatrixDescriptor, step: int, mn: int = 0) -> str:
-        """The 64-bit descriptor of k-step `step`, from row or column `mn` on."""
-        return matrices.descriptor(self, base, descriptor, step, mn)
+    start_from = matrices.start_from
+    descriptor_base = matrices.descriptor_base
+    descriptor = matrices.descriptor
+    operand_base = matrices.operand_base
+    operand = matrices.operand
+    instruction_descriptor = matrices.instruction_descriptor
+    tensor_lanes = matrices.tensor_lanes
 
     # ---- parameters
 

@@ -16,6 +16,7 @@ from ..ops.relayout import ChangeLayout
 from .complex import ComplexTile
 from .functions import empty
 from .products import record_mma
+from .tensor import TensorTile
 from .values import RegTile, factor_of, predicate_of
 
 
@@ -23,8 +24,11 @@ def _mma(name: str, acc: Any, a: Any, b: Any, options: dict[str, Any]) -> None:
     if isinstance(acc, ComplexTile):
         _complex(name, acc, a, b, options)
         return
-    if not isinstance(acc, RegTile):
-        raise LayoutError(f"{name}: the accumulator is a register tile, got {acc!r}")
+    acc = getattr(acc, "sums", acc)  # a pipeline's, where one thread issues products
+    if not isinstance(acc, RegTile | TensorTile):
+        raise LayoutError(
+            f"{name}: the accumulator is a register tile, or one of tensor memory, got {acc!r}"
+        )
     accumulate = options["accumulate"]
     flag = predicate_of(name, acc.accumulate if accumulate is None else accumulate)
     signs = tuple(-1 if options[key] else 1 for key in ("negate_a", "negate_b"))

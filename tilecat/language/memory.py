@@ -16,6 +16,7 @@ from ..ops.shared_vectors import LoadVector, StoreVector
 from ..tiles import RegTileType, RegVecType, SharedTileType, SharedVecType
 from .functions import held_by_scope, tile_of
 from .scalars import Scalar, operand_of
+from .tensor import TensorTile, load_tensor, store_tensor
 from .values import PeerTile, Registers, RegTile, RegVec, SharedVec, wrap
 from .views import GlobalTile
 
@@ -73,7 +74,8 @@ def load(
     """A new register tile, vector or scalar, from shared memory, a tensor or a peer.
 
     Args:
-        source: a shared tile or vector, a pipeline's, one of a peer, or a place in a tensor:
+        source: a shared tile or vector, a pipeline's, one of a peer, a tile of tensor memory (64
+            rows, by a warpgroup), or a place in a tensor:
             `A[row, col]`, `A[rows, col]` with an s32 vector of rows to gather, `starts[b]`.
         kind: the registers' type: `rt[f32, 64, 64]`, `rv[f32, 64]`; for a place also f32, s32 or
             u32, for one element. Without one a shared tile keeps its shape, a shared vector
@@ -81,7 +83,7 @@ def load(
         order: for a shared tile, the fragment: "row", or "col" for the B operand of a warp's mma.
         fill: for a place, what elements outside the tensor are.
 
-    Scope: warpgroup, warp; one element: any. PTX: `ldmatrix`, or `ld`.
+    Scope: warpgroup, warp; one element: any. PTX: `ldmatrix`, or `ld`; `tcgen05.ld`.
 
     Example: `x = tc.load(X[i, j], tc.rt[tc.f32, 64, 64], fill=float("-inf"))`
     """
@@ -89,6 +91,8 @@ def load(
         return _load_global(source, kind, fill)
     if isinstance(source, PeerTile):
         return _load_peer(source, kind, order)
+    if isinstance(source, TensorTile):
+        return load_tensor(source)
     source = getattr(source, "tile", source)
     if isinstance(source, SharedVec):
         return _load_vector(source.value, source.type, kind)
@@ -139,7 +143,8 @@ def store(destination: Any, source: Any) -> None:
     tensor they move 4 or 8 bytes at a time; a pipeline's output, or `tc.store_async`, is faster.
 
     Args:
-        destination: a shared tile or vector, one of a peer, or a place in a tensor: `C[row, col]`,
+        destination: a shared tile or vector, one of a peer, a tile of tensor memory, or a place
+            in a tensor: `C[row, col]`,
             `C[rows, col]` with an s32 vector of rows to scatter to, `counts[i]`.
         source: a register tile or a whole vector; for a place also a scalar or a number, which one
             thread of the scope stores.
@@ -148,6 +153,8 @@ def store(destination: Any, source: Any) -> None:
     """
     if isinstance(destination, GlobalTile):
         _store_global(destination, source)
+    elif isinstance(destination, TensorTile):
+        store_tensor(destination, source)
     elif isinstance(destination, PeerTile) and isinstance(destination.type.kind, SharedTileType):
         add(StorePeer(destination.value, _register_tile(source, "store")))
     elif isinstance(destination, SharedVec | PeerTile):

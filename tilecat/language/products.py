@@ -1,11 +1,14 @@
-"""Matrix products as they are recorded, by a warpgroup or a warp."""
+"""Matrix products as they are recorded: by a warpgroup, a warp, or one thread."""
 
 from __future__ import annotations
 
 from ..builder import add, current
+from ..errors import ArchError
 from ..ir import Scope, Value
 from ..ops.mma import Mma
+from ..ops.mma_tensor import TensorMma
 from ..ops.mma_warp import WarpMma, require_no_signs
+from ..tiles import TensorTileType
 
 
 def record_mma(
@@ -17,9 +20,34 @@ def record_mma(
     signs: tuple[int, int],
     saturate: bool = False,
 ) -> None:
-    """`acc = (sign a) (sign b) + acc` in the current scope: `wgmma`, or a warp's `mma.sync`."""
+    """`acc = (sign a) (sign b) + acc`: where the sums are, and who executes it, says by what.
+
+    Sums in tensor memory: `tcgen05.mma` of one thread. In registers: `wgmma`, or a warp's
+    `mma.sync`.
+
+    Raises:
+        ArchError: the target does not have it.
+    """
+    arch = current().arch
+    if isinstance(acc.type, TensorTileType):
+        op = TensorMma(name, acc, a, b, accumulate, signs, saturate)
+        add(op)
+        form = op.form
+        if arch.tensor_form(form.a, form.b, form.accumulator) is None:
+            kinds = dict.fromkeys(f.kind for f in arch.tensor_forms if not f.block)
+            raise ArchError(
+                f"{name}: {arch.target} has no {form}; it has kind::{', '.join(kinds)}",
+                hint="convert the operands, e.g. to tc.bf16: exact for integers of 8 bits",
+            )
+        return
     if current().scope is Scope.WARP:
         require_no_signs(name, signs)
         add(WarpMma(name, acc, a, b, accumulate, saturate))
-    else:
-        add(Mma(name, acc, a, b, accumulate, signs, saturate))
+        return
+    if "wgmma" not in arch.features:
+        raise ArchError(
+            f"{name}: a warpgroup's product with its sums in registers needs wgmma, which "
+            f"{arch.target} does not have",
+            hint="keep the sums in tensor memory: pipe.accumulator(...) of tc.lcf, or tc.tmem",
+        )
+    add(Mma(name, acc, a, b, accumulate, signs, saturate))

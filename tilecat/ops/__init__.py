@@ -27,6 +27,7 @@ from .masks import Mask
 from .memory import AllocScratch, AllocShared, LoadShared, StoreShared, ViewShared
 from .minifloat import ConvertCodes, PackCodes
 from .mma import Mma, MmaWait
+from .mma_tensor import Commit, TensorMma
 from .mma_warp import WarpMma
 from .random import RandomBits
 from .reduce import Reduce, ReduceVector, Total
@@ -60,6 +61,15 @@ from .sync import (
     WaitBarrier,
     WarpSync,
 )
+from .tensor import (
+    AllocTensor,
+    AllocTensorMemory,
+    FreeTensorMemory,
+    LoadTensor,
+    StoreTensor,
+    TensorFence,
+    ViewTensor,
+)
 from .tma import BulkLoad, BulkStore, BulkWait, TmaLoad, TmaPrefetch, TmaStore
 from .triangular import TriangularInverse
 from .turns import Turn
@@ -78,6 +88,8 @@ ALL_OPS: tuple[type[Op], ...] = (
     TmaLoad, TmaStore, TmaPrefetch, BulkWait, BulkLoad, BulkStore,
     CopyByThreads, CopyAsync, CopyGroup, CopyArrive, AtomicGlobal, AtomicShared, AtomicVector,
     Mma, WarpMma, MmaWait, ViewRegisters,
+    AllocTensor, AllocTensorMemory, FreeTensorMemory, ViewTensor, LoadTensor, StoreTensor,
+    TensorFence, TensorMma, Commit,
     ChangeLayout, AllocRegisters, Map, Fill, Spread, Mask, CompareElements, SelectElements, Indices,
     ChangeVector, Scan, RandomBits, ConvertCodes, PackCodes,
     TriangularInverse,

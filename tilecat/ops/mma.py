@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from ..arch import ARCHS, WGMMA, MmaForm
 from ..errors import DTypeError, LayoutError
@@ -15,6 +16,25 @@ from ..tiles import RegTileType, SharedTileType, TileType
 
 # Forms some architecture has; the check stage asks the target's own.
 FORMS: dict[tuple[str, str, str, str], MmaForm] = {f.key: f for a in ARCHS for f in a.mma_forms}
+
+
+AnyForm = TypeVar("AnyForm", bound="Form")
+
+
+class Form(Protocol):
+    """What all forms of matrix instructions have."""
+
+    @property
+    def a(self) -> str:
+        """Element type of A."""
+
+    @property
+    def b(self) -> str:
+        """Element type of B."""
+
+    @property
+    def accumulator(self) -> str:
+        """Element type of D."""
 
 
 def find_form(name: str, instruction: str, a: Any, b: Any, acc: Any) -> MmaForm:
@@ -30,11 +50,15 @@ def find_form(name: str, instruction: str, a: Any, b: Any, acc: Any) -> MmaForm:
     Raises:
         DTypeError: there is none; the hint lists those nearest to it.
     """
-    mine = [f for f in FORMS.values() if f.instruction == instruction]
+    return pick_form(name, [f for f in FORMS.values() if f.instruction == instruction], a, b, acc)
+
+
+def pick_form(name: str, mine: Sequence[AnyForm], a: Any, b: Any, acc: Any) -> AnyForm:
+    """The one of several forms that multiplies these types; see `find_form`."""
     left, right, sums = (kind.dtype.name for kind in (a, b, acc))
-    form = FORMS.get((instruction, left, right, sums))
-    if form is not None:
-        return form
+    for form in mine:
+        if (form.a, form.b, form.accumulator) == (left, right, sums):
+            return form
     given = f"got a={left}, b={right}, acc={sums}"
     same = [f.accumulator for f in mine if (f.a, f.b) == (left, right)]
     if same:
@@ -144,7 +168,46 @@ def check_registers(name: str, which: str, kind: RegTileType, order: str, warps:
         )
 
 
-def check_saturation(name: str, form: MmaForm, saturate: bool) -> None:
+def check_major(
+    name: str, either: bool, a: RegTileType | SharedTileType, b: SharedTileType
+) -> None:
+    """Only 16-bit operands may have M or N contiguous in shared memory.
+
+    Args:
+        name: the op's.
+        either: whether the instruction takes both.
+        a: A's type, as M x K.
+        b: B's type, as K x N.
+
+    Raises:
+        LayoutError: M or N is contiguous, and must not be; the hint says what to write.
+    """
+    if either:
+        return
+    turned_a, turned_b = name.startswith("mma_At"), name.endswith("Bt")
+    tile, (m, k, n) = f"tc.st[tc.{a.dtype.name}, ", (a.rows, a.cols, b.cols)
+    if isinstance(a, SharedTileType) and a.order == "col":
+        plain = f"{tile}{m}, {k}] as M x K"
+        raise LayoutError(
+            f"{name}: A of {a.dtype.name} has K contiguous in shared memory (only 16-bit types "
+            f"may have M), got a={a} as M x K",
+            hint=f'{tile}{k}, {m}, "col"] as K x M, or {plain} and tc.mma_AB{name[7:]}'
+            if turned_a
+            else f"{plain}, or load A into registers",
+        )
+    if b.order == "row":
+        tile = f"tc.st[tc.{b.dtype.name}, "
+        plain = f"{tile}{n}, {k}] as N x K"
+        raise LayoutError(
+            f"{name}: B of {b.dtype.name} has K contiguous in shared memory (only 16-bit types "
+            f"may have N), got b={b} as K x N",
+            hint=plain
+            if turned_b
+            else f'{tile}{k}, {n}, "col"] as K x N, or {plain} and tc.{name}t',
+        )
+
+
+def check_saturation(name: str, form: Form, saturate: bool) -> None:
     """Only sums of integers saturate.
 
     Raises:
@@ -204,7 +267,7 @@ class Mma(Op):
         if isinstance(a, RegTileType):
             check_registers(self.name, "A", a, "row", 4)
         check_saturation(self.name, form, self.saturate)
-        self._check_major(form, a, b)
+        check_major(self.name, form.mn_major, a, b)
         if self.signs != (1, 1) and not form.signs:
             raise DTypeError(
                 f"{self.name}: only products of floats can be negated, got {form.a} x {form.b}",
@@ -216,32 +279,6 @@ class Mma(Op):
             text = error.message.removeprefix("descriptor: ")
             raise LayoutError(f"{self.name}: {text}", hint=error.hint) from None
         return ()
-
-    def _check_major(self, form: MmaForm, a: TileType, b: SharedTileType) -> None:
-        """Only 16-bit operands may have M or N contiguous in shared memory."""
-        if form.mn_major:
-            return
-        turned_a, turned_b = self.name.startswith("mma_At"), self.name.endswith("Bt")
-        tile, (m, k, n) = f"tc.st[tc.{form.a}, ", (a.rows, a.cols, b.cols)  # type: ignore[union-attr]
-        if isinstance(a, SharedTileType) and a.order == "col":
-            plain = f"{tile}{m}, {k}] as M x K"
-            raise LayoutError(
-                f"{self.name}: A of {form.a} has K contiguous in shared memory (only 16-bit types "
-                f"may have M), got a={a} as M x K",
-                hint=f'{tile}{k}, {m}, "col"] as K x M, or {plain} and tc.mma_AB{self.name[7:]}'
-                if turned_a
-                else f"{plain}, or load A into registers",
-            )
-        if b.order == "row":
-            tile = f"tc.st[tc.{form.b}, "
-            plain = f"{tile}{n}, {k}] as N x K"
-            raise LayoutError(
-                f"{self.name}: B of {form.b} has K contiguous in shared memory (only 16-bit types "
-                f"may have N), got b={b} as K x N",
-                hint=plain
-                if turned_b
-                else f'{tile}{k}, {n}, "col"] as K x N, or {plain} and tc.{self.name}t',
-            )
 
     def descriptors(self) -> tuple[MatrixDescriptor | None, MatrixDescriptor]:
         """Shared-memory descriptors of A (None when in registers) and B."""

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from .. import dtypes
 from ..ir import Access, Effect, Op, Scope, Value, attribute, operand
 from ..ptx import instructions as ptx
+from ..ptx import tensor as ptx_tensor
 from ..ptx import transfers
 from ..tiles import BarrierType, ScalarType, TileType
 from .debug import limited_wait
@@ -23,13 +24,15 @@ MAX_ARRIVALS = (1 << 20) - 1  # PTX ISA 9.7.13.15.1: the pending count is at mos
 class AllocBarriers(Op):
     """`count` mbarriers in shared memory, each for `arrivals` arrivals a phase.
 
-    `arrivals` and `expected_bytes` are set by the pipeline once it knows what its holes do.
+    `arrivals` and `expected_bytes` are set by the pipeline once it knows what its holes do;
+    `tensor` where an arrival tells of products in tensor memory, or of its loads.
     """
 
     name: str = attribute()
     count: int = attribute()
     arrivals: int = attribute(default=1)
     expected_bytes: int = attribute(default=0)
+    tensor: bool = attribute(default=False)
 
     def infer(self) -> tuple[TileType, ...]:
         """The array."""
@@ -42,6 +45,12 @@ class AllocBarriers(Op):
 
     def emit(self, w: Any) -> None:
         """Nothing: the address is static."""
+
+
+def barrier_of(barriers: Value) -> AllocBarriers:
+    """The allocation of mbarriers."""
+    assert isinstance(barriers.op, AllocBarriers), "barriers come from AllocBarriers"
+    return barriers.op
 
 
 @dataclass(eq=False)
@@ -57,8 +66,7 @@ class InitBarriers(Op):
         w.line(ptx.alu("setp.ne.s32", other, w.tid(), 0))
         w.line(ptx.bra(end), pred=other)
         for value in self.barriers:
-            op = value.op
-            assert isinstance(op, AllocBarriers), "barriers come from AllocBarriers"
+            op = barrier_of(value)
             for index in range(op.count):
                 w.line(ptx.mbarrier_init(w.barrier(value, index), op.arrivals))
         w.line(ptx.fence_mbarrier_init())
@@ -159,15 +167,21 @@ class WaitBarrier(Op):
         address = w.barrier(self.barriers, self.index)
         limit = w.kernel.facts.get("debug_waits")
         if limit:
-            op = self.barriers.op
-            assert isinstance(op, AllocBarriers), "barriers come from AllocBarriers"
+            op = barrier_of(self.barriers)
             name = f"{op.name}[{self.index}]" if isinstance(self.index, int) else op.name
             limited_wait(w, lambda: self._look(w, address, SHORT_HINT_NS), name, limit, self.loc)
+            self._follow(w)
             return
         loop = w.label("wait")
         w.mark(loop)
         done = self._look(w, address, ptx.WAIT_HINT_NS)
         w.line(ptx.bra(loop), pred=f"!{done}")
+        self._follow(w)
+
+    def _follow(self, w: Any) -> None:
+        """What is done in tensor memory next comes behind what the arrivals tell of."""
+        if barrier_of(self.barriers).tensor:
+            w.line(ptx_tensor.fence_after())
 
     def _look(self, w: Any, address: str, hint_ns: int) -> str:
         done = w.new("pred", "done")

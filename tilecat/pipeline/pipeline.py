@@ -21,9 +21,11 @@ from ..ops.control import RoleSection
 from ..ops.memory import AllocShared
 from ..ops.scalar import require_s32
 from ..ops.sync import BARRIER_BYTES, AllocBarriers, InitBarriers
+from ..ops.tensor import SLOT_BYTES, AllocTensorMemory
 from ..tiles import SharedTileType, SharedVecType
-from .budgets import Budget, Demand, estimated, fit, give
+from .budgets import BESIDE_TILES, Budget, Demand, estimated, fit, give
 from .holes import Hole, Holes
+from .issue import Issue
 from .output import Output
 from .ring import PRODUCER, WARPGROUP_THREADS, Party, Ring
 from .role import Role, check_tile, name_of
@@ -172,9 +174,14 @@ class Pipeline:
         return all(getattr(arg, "tma", True) for arg in kernel.args) and "views" not in kernel.facts
 
     @property
+    def issues(self) -> list[Issue]:
+        """Who issues products, where threads of their own do."""
+        return [role.issue for role in self.roles if role.issue is not None]
+
+    @property
     def service(self) -> int:
-        """Warpgroups that only move data."""
-        return 1 if self.by_one_thread or not self.storing.wanted else 2
+        """Warpgroups that only move data, or issue products."""
+        return 1 if self.by_one_thread else 1 + self.storing.wanted + len(self.issues)
 
     @property
     def store_warpgroup(self) -> int:
@@ -202,9 +209,12 @@ class Pipeline:
         """Emits the whole kernel around the holes; called when the trace ends."""
         with self.builder.located(self.loc):
             self._check_holes()
+            for issue in self.issues:
+                issue.plan()
             self._place_threads()
             self._fit_outputs()
             rings = [*self.rings, *(s.ring for s in self.scratches)]
+            rings += [issue.ring for issue in self.issues if issue.ring is not None]
             add(InitBarriers(tuple(b.result for ring in rings for b in (ring.full, ring.empty))))
             self._sections()
             for ring in rings:
@@ -244,8 +254,10 @@ class Pipeline:
                 free -= op.copies * op.stride_bytes
             elif isinstance(op, AllocBarriers):
                 free -= op.count * BARRIER_BYTES
+            elif isinstance(op, AllocTensorMemory):
+                free -= SLOT_BYTES
         outputs = [(role, output) for role in self.roles for output in role.outputs]
-        if free < 0 and len(outputs) == 1 and len(self.roles) == 1:
+        if free < 0 and len(outputs) == 1 and len(self.roles) == 1 and not self.issues:
             self._lay_over(*outputs[0])
             return
         for _, output in outputs:
@@ -269,23 +281,32 @@ class Pipeline:
         first = self.consumer_threads
         with self._section(PRODUCER, first, threads):
             self._move(first)
-        if self.service > 1:
+        if not self.by_one_thread and self.storing.wanted:
             first += threads
             with self._section("store", first, threads):
                 self.storing.trace(Scope.WARPGROUP)
+        for issue in [] if self.by_one_thread else self.issues:
+            first += threads
+            with self._section(issue.name, first, threads), one_thread(first):
+                issue.trace()
         for role in self.roles:
             rest = role is self.roles[-1]
             with self._section(role.name, role.first * threads, role.warpgroups * threads, rest):
                 role.trace()
         demands = [Demand(r.name, r.warpgroups, r.registers) for r in self.roles]
         budget = Budget(self.builder.arch, tuple(demands), self.service, self.blocks_per_sm)
-        if budget.enough:
+        if budget.enough or self._even(budget.launch):
             return
         if len(demands) == 1:
             give(kernel, budget)
             return
         give(kernel, replace(budget, demands=estimated(kernel, demands)))
         kernel.facts["fit"] = lambda checked: fit(checked, budget)
+
+    def _even(self, launch: int) -> bool:
+        """Whether roles whose products others issue have enough in an even share of registers."""
+        held = [sum(a.type.registers for a in issue.accumulators) for issue in self.issues]
+        return bool(held) and max(held) + BESIDE_TILES <= launch
 
     @contextmanager
     def _section(self, name: str, first: int, count: int, rest: bool = False) -> Iterator[None]:
@@ -306,6 +327,9 @@ class Pipeline:
         if self.storing.wanted:
             with one_thread(first + WARP_THREADS):
                 self.storing.trace(Scope.THREAD)
+        for number, issue in enumerate(self.issues, 2):
+            with one_thread(first + number * WARP_THREADS):
+                issue.trace()
 
     def _produce(self) -> None:
         scratches, rings = self.scratches, list(self.inputs.items())
@@ -328,7 +352,7 @@ class Pipeline:
             for ring in self.passed_on:
                 ring.pass_on()
         for _, ring in rings:
-            if ring.shared:
+            if ring.shared or self.issues:  # arrivals that outlive who waits for them
                 ring.drain()
 
 

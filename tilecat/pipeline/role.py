@@ -17,6 +17,7 @@ from ..ops.scalar import WarpgroupIndex
 from ..ops.sync import NamedBarrier
 from ..tiles import SharedTileType, rt
 from .holes import Hole, Holes
+from .issue import Issue
 from .output import Output
 from .ring import WARPGROUP_THREADS, Party, Ring, Visit, accesses, visiting
 from .scratch import Scratch
@@ -60,7 +61,8 @@ class Role(Party):
         self.scratches: list[Scratch] = []
         self.outputs: list[Output] = []
         self.accumulators: list[RegTile] = []
-        self._number: Scalar | None = None
+        self.issue: Issue | None = None  # who issues its products, where sums are no registers
+        self.number: Any = None
 
     def __repr__(self) -> str:
         """Its name and size."""
@@ -89,10 +91,15 @@ class Role(Party):
         return output
 
     def accumulator(self, dtype: Any, rows: int, cols: int) -> RegTile:
-        """A register tile that starts each task at zero: its first mma overwrites it.
+        """A tile of sums that starts each task at zero: its first mma overwrites it.
 
-        Scope: CTA, before the holes; registers of each warpgroup.
+        In registers of each warpgroup; on chips with tcgen05.mma in tensor memory, until finish.
+
+        Scope: CTA, before the holes.
         """
+        if "tcgen05" in current().arch.features:
+            self.issue = self.issue or Issue(self)
+            return self.issue.accumulator(dtype, rows, cols, name_of("sums"))
         tile: RegTile = empty(rt[dtype, rows, cols])
         self.accumulators.append(tile)
         return tile
@@ -100,13 +107,13 @@ class Role(Party):
     @property
     def consumer(self) -> Scalar:
         """Number of the role's warpgroup that executes the hole, from 0."""
-        if self._number is None:
+        if self.number is None:
             raise ScopeError(
                 f"{self.owner}.consumer: known in the consumers' holes only "
                 "(compute, consume, finish)",
                 hint="the producer loads for all consumers: for i in range(consumers)",
             )
-        return self._number
+        return self.number
 
     def start(self, hole: Hole) -> Hole:
         """Decorator of the start hole.
@@ -142,26 +149,32 @@ class Role(Party):
         """Its code, in its section."""
         pipe = self.pipe
         number = Scalar(add(WarpgroupIndex()).result)
-        self._number = named(number - self.first if self.first else number, self.name)
+        self.number = named(number - self.first if self.first else number, self.name)
         parts: list[Scratch | Output] = [*self.scratches, *self.outputs]
         for part in parts:
-            part.consumer = self._number
+            part.consumer = self.number
         rings = [*pipe.rings, *(s.ring for s in self.scratches)]
+        if self.issue is not None and self.issue.ring is not None:
+            rings.append(self.issue.ring)
         for ring in rings:
             ring.begin(self)
         pipe.before_tasks(self)
         for task in pipe.tasks_of_cta():
             self.holes.call("start", task)
-            if "consume" in self.holes:
+            if self.issue is not None:
+                self.issue.load(pipe.steps_of(task))
+            elif "consume" in self.holes:
                 self.holes.call("consume", task, pipe.steps_of(task))
             else:
                 self._steps(task)
             self._finish(task)
         for output in self.outputs:
             output.drain()
+        if self.issue is not None:
+            self.issue.end()
         for ring in pipe.rings:
             ring.forget_unused()
-        self._number = None
+        self.number = None
 
     def _steps(self, task: Any) -> None:
         pipe, builder = self.pipe, current()

@@ -15,6 +15,7 @@ from ..ops.copies import CopyByThreads
 from ..ops.memory import AllocShared, ViewShared
 from ..ops.tma import TmaStore
 from ..tiles import SharedTileType, SharedVecType
+from .member import Member
 from .ring import Ring
 
 
@@ -120,7 +121,8 @@ class Slot:
         name = self.slots.name
         first = named(binary("mul", ring.stage, self.slots.count), f"{name}_first")
         position = named(binary("add", first, self.index), f"{name}_tile")
-        view = ViewShared(alloc.result, operand_of(position), alloc.stride_bytes, alloc.tile)
+        kind = self.index.tile_of(alloc) if isinstance(self.index, Member) else alloc.tile
+        view = ViewShared(alloc.result, operand_of(position), alloc.stride_bytes, kind)
         place: SharedTile | SharedVec = wrap(add(view).result)
         return place
 

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from ..dtypes import DType, DTypeVar
 from ..errors import DTypeError, LayoutError
-from .types import GlobalType, RegTileType, RegVecType, SharedTileType, SharedVecType
+from .types import (
+    GlobalType,
+    RegTileType,
+    RegVecType,
+    SharedTileType,
+    SharedVecType,
+    TensorTileType,
+)
 
 
 def _require_dtype(kind: str, dtype: object) -> None:
@@ -164,9 +171,40 @@ class _RegisterVector:
         return RegVecType(dtype, length, str(axis), partial, warps)
 
 
+class _Tensor:
+    """`tt[dtype, rows, cols]`: the type of a tile in tensor memory, 64 or 128 rows."""
+
+    def __getitem__(self, items: tuple[object, ...]) -> TensorTileType:
+        if not isinstance(items, tuple) or len(items) != 3:
+            raise LayoutError("tt: wants tt[dtype, rows, cols]", hint="tt[tc.f32, 128, 256]")
+        dtype, rows, cols = items
+        _require_dtype("tt", dtype)
+        _require_extents("tt", (rows, cols))
+        assert isinstance(dtype, DType), "checked above"
+        assert isinstance(rows, int) and isinstance(cols, int), "checked above"
+        if dtype.name not in ("f32", "s32"):
+            raise DTypeError(
+                f"tt: tensor memory holds sums of f32 or s32, got {dtype.name}",
+                hint=f"tt[tc.f32, {rows}, {cols}]",
+            )
+        if rows not in (64, 128):
+            raise LayoutError(
+                f"tt: a tile of tensor memory has 64 or 128 rows, got rows={rows}",
+                hint=f"nearest legal: {64 if rows < 96 else 128}",
+            )
+        if cols % 8:
+            low = cols // 8 * 8
+            raise LayoutError(
+                f"tt: columns are a multiple of 8, got cols={cols}",
+                hint=f"nearest legal: {low or 8} and {low + 8}",
+            )
+        return TensorTileType(dtype, rows, cols)
+
+
 gl = _Global()
 inout = _Global(inout=True)
 st = _Shared()
 sv = _SharedVector()
 rt = _Register()
 rv = _RegisterVector()
+tt = _Tensor()

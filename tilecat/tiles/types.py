@@ -254,6 +254,44 @@ def place_type(kind: object) -> object:
 
 
 @dataclass(frozen=True, repr=False)
+class TensorTileType:
+    """A `rows x cols` tile in tensor memory, where tcgen05.mma keeps its sums.
+
+    Every element has a column of 32 bits. Of 128 rows, row r is lane r; of 64 rows, 16 lie in each
+    quarter: row r is lane 32 (r // 16) + r mod 16 (PTX ISA 9.7.16.10.5, layouts D and F).
+
+    Args:
+        dtype: f32 or s32.
+        rows: 64 or 128.
+        cols: a multiple of 8.
+    """
+
+    dtype: DType
+    rows: int
+    cols: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(rows, cols)."""
+        return (self.rows, self.cols)
+
+    @property
+    def columns(self) -> int:
+        """Columns of tensor memory."""
+        return self.cols
+
+    def lane(self, row: int) -> int:
+        """The lane that holds a row."""
+        return row if self.rows == 128 else 32 * (row // 16) + row % 16
+
+    def __str__(self) -> str:
+        """`tt[f32, 128, 256]`."""
+        return f"tt[{self.dtype.name}, {self.rows}, {self.cols}]"
+
+    __repr__ = __str__
+
+
+@dataclass(frozen=True, repr=False)
 class BarrierType:
     """An array of mbarriers in shared memory."""
 
@@ -315,6 +353,7 @@ TileType = (
     | PeerType
     | RegTileType
     | RegVecType
+    | TensorTileType
     | BarrierType
     | BytesType
     | GlobalType

@@ -1,0 +1,252 @@
+"""Tensor memory: tiles that tcgen05.mma adds products to (Blackwell and later).
+
+    acc = tc.tmem(tt[f32, 64, 128])             # before tc.warpgroup, as barriers are
+    done = tc.barrier()
+    with tc.warpgroup():
+        with tc.elected():                      # one thread issues
+            tc.mma_AB(acc, a, b, accumulate=False)
+            tc.mma_commit(done)                 # arrives when the products are done
+        done.wait(0)
+        x = tc.load(acc)                        # a register tile, 64 rows by a warpgroup
+        tc.free_tmem()
+
+A pipeline allocates, commits, waits and frees by itself: `pipe.accumulator`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..builder import add, assigned_name, current
+from ..errors import LayoutError, ResourceError, ScopeError
+from ..ir import Scope, Value
+from ..ops.mma_tensor import Commit
+from ..ops.tensor import (
+    AllocTensor,
+    AllocTensorMemory,
+    FreeTensorMemory,
+    LoadTensor,
+    StoreTensor,
+    ViewTensor,
+)
+from ..tiles import TensorTileType
+from .barriers import Barrier
+from .scalars import operand_of
+from .values import RegTile, _NoPythonValue, spans_of
+
+COLUMN_STEP = 32  # tiles start at multiples of what is allocated at least (PTX ISA 9.7.16.7.1)
+
+
+class TensorTile(_NoPythonValue):
+    """A tile in tensor memory: a mutable place.
+
+    Attributes:
+        accumulate: what `mma_*` uses when the call does not say.
+    """
+
+    __slots__ = ("value", "accumulate")
+
+    def __init__(self, value: Value, accumulate: Any = True):
+        self.value = value
+        self.accumulate = accumulate
+
+    @property
+    def type(self) -> TensorTileType:
+        """Its dtype and shape."""
+        assert isinstance(self.value.type, TensorTileType), "a tile of tensor memory"
+        return self.value.type
+
+    def __getitem__(self, index: Any) -> TensorTile:
+        """Some of its columns: `tile[:, 32:64]`, cut at multiples of 8."""
+        kind = self.type
+        (row, rows), (col, cols) = spans_of("tile of tensor memory", index, kind.shape)
+        if (row, rows) != (0, kind.rows) or col % 8 or cols % 8:
+            raise LayoutError(
+                f"slice: parts of {kind} have all its rows, and columns cut at multiples of 8, "
+                f"got rows {row} to {row + rows - 1}, columns {col} to {col + cols - 1}",
+                hint=f"tile[:, {col // 8 * 8}:{-(-(col + cols) // 8) * 8}]",
+            )
+        part = TensorTileType(kind.dtype, kind.rows, cols)
+        return TensorTile(add(ViewTensor(self.value, 0, 0, part, col)).result, self.accumulate)
+
+    def __repr__(self) -> str:
+        """Its type."""
+        return str(self.type)
+
+
+class TensorTiles:
+    """Several tiles of tensor memory, of one type: `tiles[i]`, with a run-time index too."""
+
+    def __init__(self, op: AllocTensor):
+        self.op = op
+
+    def __len__(self) -> int:
+        """How many."""
+        return self.op.copies
+
+    def __getitem__(self, index: Any) -> TensorTile:
+        """Tile `index`."""
+        if isinstance(index, int) and not 0 <= index < self.op.copies:
+            raise LayoutError(f"tmem: {self.op.copies} tiles, got index={index}")
+        return TensorTile(view_of(self.op, operand_of(index, "tmem")))
+
+
+def view_of(op: AllocTensor, index: Any) -> Value:
+    """Tile `index` of an allocation."""
+    return add(ViewTensor(op.result, index, op.tile.columns, op.tile)).result
+
+
+def tmem(kind: TensorTileType, count: int | None = None, *, exclusive: bool = False) -> Any:
+    """A tile in tensor memory, undefined until a product is written to it; with a count, several.
+
+    A CTA has 512 columns; what a kernel allocates is rounded up to a power of two. Who shares its
+    SM with other CTAs waits until they have left enough.
+
+    Args:
+        kind: `tt[dtype, rows, cols]`; every element takes a column of 32 bits, of 64 rows too.
+        count: how many, to index; None for one.
+        exclusive: no other CTA of the SM has tensor memory, and this one any multiple of 32 up to
+            576 columns (sm_107a). One tile that asks for it is enough.
+
+    Raises:
+        ArchError: a target without tensor memory, or without exclusive columns.
+        ResourceError: more columns than there are.
+        ScopeError: inside a block.
+
+    Scope: CTA, before the kernel's `tc.warpgroup` block. PTX: `tcgen05.alloc`.
+    """
+    builder = current()
+    builder.arch.require("tcgen05", "tmem")
+    if not isinstance(kind, TensorTileType):
+        raise LayoutError(
+            f"tmem: wanted the type of a tile of tensor memory, got {kind!r} "
+            f"({type(kind).__name__})",
+            hint="tc.tmem(tc.tt[tc.f32, 64, 128])",
+        )
+    if count is not None and (type(count) is not int or count < 1):
+        raise LayoutError(f"tmem: count is a compile-time int from 1 up, got count={count!r}")
+    if builder.scope is not Scope.CTA:
+        raise ScopeError(
+            f"tmem: allocated by the whole CTA, got scope={builder.scope.value}",
+            hint="allocate before the tc.warpgroup block or the pipeline",
+        )
+    if exclusive:
+        builder.arch.require("exclusive_columns", "tmem: exclusive=True")
+    name = assigned_name(builder.loc()) or "sums"
+    op = allocate(kind, name, count or 1, exclusive=exclusive)
+    return TensorTile(op.result) if count is None else TensorTiles(op)
+
+
+def memory() -> AllocTensorMemory | None:
+    """The kernel's allocation of tensor memory, if it has one."""
+    ops = current().kernel.body.ops
+    return next((op for op in ops if isinstance(op, AllocTensorMemory)), None)
+
+
+def allocate(
+    kind: TensorTileType, name: str, copies: int, *, exclusive: bool = False
+) -> AllocTensor:
+    """Tiles of the kernel's allocation, which is made with the first of them."""
+    op = AllocTensor(kind, name, copies)
+    add(op)
+    whole = memory()
+    if whole is None:
+        whole = AllocTensorMemory(())
+        add(whole)
+    whole.tiles = (*whole.tiles, op.result)
+    whole.exclusive = whole.exclusive or exclusive
+    settle(whole)
+    return op
+
+
+def columns_of(op: AllocTensor) -> int:
+    """Columns of the tiles of an allocation, to the next multiple of 32."""
+    return -(-op.copies * op.tile.columns // COLUMN_STEP) * COLUMN_STEP
+
+
+def parts_of(whole: AllocTensorMemory) -> list[AllocTensor]:
+    """What the CTA's allocation is made of."""
+    return [tile.op for tile in whole.tiles if isinstance(tile.op, AllocTensor)]
+
+
+def most_columns(whole: AllocTensorMemory) -> int:
+    """Columns that it may have."""
+    arch = current().arch
+    return arch.limit("tensor_columns_exclusive" if whole.exclusive else "tensor_columns")
+
+
+def settle(whole: AllocTensorMemory) -> None:
+    """Lays out the tiles, and rounds the allocation up to what the instruction takes.
+
+    Raises:
+        ResourceError: they do not fit.
+    """
+    arch, col = current().arch, 0
+    for op in parts_of(whole):
+        op.first_col = col
+        col += columns_of(op)
+        if col > most_columns(whole):
+            _refuse(whole, op)
+    if whole.exclusive:
+        whole.columns = col
+        return
+    least = arch.limit("tensor_columns_step")
+    whole.columns = max(least, 1 << (col - 1).bit_length())
+
+
+def _refuse(whole: AllocTensorMemory, op: AllocTensor) -> None:
+    arch, parts = current().arch, parts_of(whole)
+    listing = ", ".join(f"{part.name}={columns_of(part)}" for part in parts)
+    wider = arch.knows("tensor_columns_exclusive") and not whole.exclusive
+    exclusive = f"; exclusive=True gives {arch.limit('tensor_columns_exclusive')}" if wider else ""
+    raise ResourceError(
+        f"tmem: tensor memory of a CTA on {arch.target} has {most_columns(whole)} columns"
+        f"{' where it is exclusive' * whole.exclusive}, got {sum(map(columns_of, parts))} ({listing})",
+        loc=op.loc,
+        hint="narrower tiles or fewer of them" + exclusive,
+    )
+
+
+def free_tmem(threads: int = 128) -> None:
+    """Gives tensor memory back, after the last load; every kernel that has some does, once.
+
+    Args:
+        threads: of the CTA who call it, its first warp among them; they meet.
+
+    Scope: warpgroup. PTX: `bar.sync`, `tcgen05.dealloc`.
+    """
+    whole = memory()
+    if whole is None:
+        raise ScopeError("free_tmem: the kernel has no tensor memory", hint="tc.tmem(...)")
+    add(FreeTensorMemory(whole.result, threads))
+
+
+def mma_commit(barrier: Barrier) -> None:
+    """One arrival on an mbarrier, when all products that this thread has issued are done.
+
+    Who waits for it may load the sums, and write the operands anew.
+
+    Scope: thread. PTX: `tcgen05.commit.cta_group::1.mbarrier::arrive::one`.
+    """
+    if not isinstance(barrier, Barrier):
+        raise LayoutError(
+            f"mma_commit: arrives on an mbarrier, got {barrier!r}", hint="done = tc.barrier()"
+        )
+    current().arch.require("tcgen05", "mma_commit")
+    add(Commit(barrier.op.result, barrier.index))
+
+
+def load_tensor(tile: TensorTile) -> RegTile:
+    """A new register tile."""
+    return RegTile(add(LoadTensor(tile.value)).result)
+
+
+def store_tensor(tile: TensorTile, source: Any) -> None:
+    """Registers to a tile.
+
+    Raises:
+        LayoutError: no register tile.
+    """
+    if not isinstance(source, RegTile):
+        raise LayoutError(f"store: stores a register tile, got {source!r}")
+    add(StoreTensor(tile.value, source.value))

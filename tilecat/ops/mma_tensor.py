@@ -1,0 +1,179 @@
+"""tcgen05.mma: issued by one thread, operands in shared memory, sums in tensor memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ..arch import ARCHS, TensorForm
+from ..errors import DTypeError, LayoutError
+from ..ir import Access, Effect, Op, Scope, Value, attribute, operand
+from ..layouts import MatrixDescriptor, matrix_descriptor
+from ..ptx import instructions as ptx
+from ..ptx import tensor as ptx_tensor
+from ..ptx.tensor_descriptors import InstructionDescriptor
+from ..tiles import SharedTileType, TensorTileType, TileType
+from .mma import check_major, check_saturation, check_shapes, pick_form
+from .scalar import Operand
+from .sync import barrier_of
+
+# Forms some architecture has; the target's own are asked where the op is recorded.
+TENSOR_FORMS: tuple[TensorForm, ...] = tuple(
+    {f.key: f for a in ARCHS for f in a.tensor_forms if not f.block}.values()
+)
+
+
+def check_tensor_extents(name: str, form: TensorForm, acc: TensorTileType, depth: int) -> None:
+    """Whole instructions: M, N and K.
+
+    Raises:
+        LayoutError: an extent that no instruction has.
+    """
+    legal = form.columns(acc.rows)
+    if acc.cols not in legal:
+        low = max((n for n in legal if n < acc.cols), default=legal[0])
+        high = min((n for n in legal if n > acc.cols), default=legal[-1])
+        raise LayoutError(
+            f"{name}: N of a tcgen05.mma with M={acc.rows} on {form.a} is {legal[0]} to "
+            f"{legal[-1]} in steps of {legal[-1] - legal[-2]}, got N={acc.cols}",
+            hint=f"nearest legal: {low}" + f" and {high}" * (high != low),
+        )
+    if depth % form.k:
+        low = depth // form.k * form.k
+        raise LayoutError(
+            f"{name}: K of a tcgen05.mma on {form.a} is a multiple of {form.k}, got K={depth}",
+            hint=f"nearest legal: {low or form.k} and {low + form.k}",
+        )
+
+
+@dataclass(eq=False)
+class TensorMma(Op):
+    """`acc = A @ B + acc` (or `acc = A @ B`), asynchronous: a `Commit` signals that it is done.
+
+    Args:
+        acc: M x N sums in tensor memory, M 64 or 128.
+        a: M x K tile in shared memory (for the `At` forms, its transpose).
+        b: K x N tile in shared memory (for the `Bt` forms, its transpose).
+        accumulate: True, False, or a run-time predicate.
+        signs: 1 or -1 for A and for B.
+        saturate: s32 sums do not wrap.
+    """
+
+    verb: ClassVar[str] = "{name}"
+    scopes: ClassVar[tuple[Scope, ...]] = (Scope.THREAD,)
+    name: str = attribute()
+    acc: Value = operand()
+    a: Value = operand()
+    b: Value = operand()
+    accumulate: Value | bool = operand()
+    signs: tuple[int, int] = attribute(default=(1, 1))
+    saturate: bool = attribute(default=False)
+
+    def infer(self) -> tuple[TileType, ...]:
+        """Nothing; shapes, dtypes and layouts must fit an instruction."""
+        acc, a, b = self.acc.type, self.a.type, self.b.type
+        assert isinstance(acc, TensorTileType), "chosen by its type"
+        for which, kind in (("A", a), ("B", b)):
+            if not isinstance(kind, SharedTileType):
+                raise LayoutError(
+                    f"{self.name}: {which} of a tcgen05.mma lies in shared memory, "
+                    f"got {which.lower()}={kind}",
+                    hint="s = tc.shared(...); tc.store(s, tile); tc.fence_async()",
+                )
+        assert isinstance(a, SharedTileType) and isinstance(b, SharedTileType), "checked above"
+        form = self.form
+        check_shapes(self.name, acc, a, b)
+        check_tensor_extents(self.name, form, acc, a.cols)
+        check_saturation(self.name, form, self.saturate)
+        check_major(self.name, a.dtype.bits == 16, a, b)
+        if self.signs != (1, 1) and not form.signs:
+            raise DTypeError(
+                f"{self.name}: only products of floats can be negated, got {form.a} x {form.b}",
+                hint="negate the result, or subtract it",
+            )
+        self.descriptors()
+        return ()
+
+    @property
+    def form(self) -> TensorForm:
+        """The instruction."""
+        return pick_form(self.name, TENSOR_FORMS, self.a.type, self.b.type, self.acc.type)
+
+    def descriptors(self) -> tuple[MatrixDescriptor, MatrixDescriptor]:
+        """How A and B are walked."""
+        assert isinstance(self.a.type, SharedTileType), "checked in infer"
+        assert isinstance(self.b.type, SharedTileType), "checked in infer"
+        try:
+            return (
+                matrix_descriptor(self.a.type.layout, "A"),
+                matrix_descriptor(self.b.type.layout, "B"),
+            )
+        except LayoutError as error:  # K, or no swizzle
+            text = error.message.removeprefix("descriptor: ")
+            raise LayoutError(f"{self.name}: {text}", hint=error.hint) from None
+
+    def instruction(self) -> InstructionDescriptor:
+        """What is multiplied, as the instruction's 32 bits say it."""
+        form, (left, right) = self.form, self.descriptors()
+        acc = self.acc.type
+        assert isinstance(acc, TensorTileType), "chosen by its type"
+        return InstructionDescriptor(
+            form.kind, form.a, form.b, acc.rows, acc.cols, form.accumulator,
+            a_mn_major=left.major == "MN", b_mn_major=right.major == "MN",
+            negate_a=self.signs[0] < 0, negate_b=self.signs[1] < 0, saturate=self.saturate,
+        )  # fmt: skip
+
+    def effects(self) -> tuple[Effect, ...]:
+        """Reads A and B and writes the sums, all until a commit's arrival."""
+        return (
+            Effect(Access.ASYNC_READ, self.a, "async"),
+            Effect(Access.ASYNC_READ, self.b, "async"),
+            Effect(Access.ASYNC_WRITE, self.acc, "async"),
+        )
+
+    def emit(self, w: Any) -> None:
+        """One `tcgen05.mma` a K step."""
+        form, (left, right) = self.form, self.descriptors()
+        what = w.instruction_descriptor(self.instruction())
+        a_base, b_base = (w.operand_base(tile, d) for tile, d in ((self.a, left), (self.b, right)))
+        sums = w.text(w.address(self.acc))
+        for step in range(left.num_k_steps):
+            a, b = w.operand(a_base, left, step), w.operand(b_base, right, step)
+            accumulate = w.predicate(True if step else self.accumulate)
+            w.line(ptx_tensor.mma(form.kind, sums, a, b, what, accumulate))
+
+
+@dataclass(eq=False)
+class Commit(Op):
+    """One arrival on `barriers[index]`, when all products issued by this thread so far are done.
+
+    Args:
+        barriers: the mbarriers.
+        index: which of them.
+        ranks: CTAs of the cluster whose mbarrier arrives, as bits; None for this one.
+    """
+
+    verb: ClassVar[str] = "mma_commit"
+    scopes: ClassVar[tuple[Scope, ...]] = (Scope.THREAD,)
+    barriers: Value = operand()
+    index: Operand = operand()
+    ranks: Operand | None = operand(default=None)
+
+    def infer(self) -> tuple[TileType, ...]:
+        """Nothing; who waits on the barrier is told of products."""
+        barrier_of(self.barriers).tensor = True
+        return ()
+
+    def effects(self) -> tuple[Effect, ...]:
+        """Signals the barrier."""
+        return (Effect(Access.WRITE, self.barriers),)
+
+    def emit(self, w: Any) -> None:
+        """`tcgen05.commit`."""
+        address = w.barrier(self.barriers, self.index)
+        if self.ranks is None:
+            w.line(ptx_tensor.commit(address))
+            return
+        mask = w.new("b16", "ranks")
+        w.line(ptx.alu("cvt.u16.u32", mask, w.src(self.ranks, "u32")))
+        w.line(ptx_tensor.commit_multicast(address, mask))

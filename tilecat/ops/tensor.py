@@ -1,0 +1,256 @@
+"""Tensor memory: its allocation, tiles in it, moves to and from registers, fences."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from .. import dtypes
+from ..errors import DTypeError, LayoutError
+from ..ir import Access, Effect, Op, Scope, Value, attribute, operand
+from ..ptx import instructions as ptx
+from ..ptx import tensor as ptx_tensor
+from ..tiles import RegTileType, ScalarType, TensorTileType, TileType
+from .scalar import Operand
+
+SLOT_BYTES = 8  # of shared memory: tcgen05.alloc writes a 32-bit address there
+SHAPE, SHAPE_COLUMNS, SHAPE_REGISTERS = "16x256b", 8, 4  # PTX ISA 9.7.16.2.3.1.4
+MAX_REPEAT = 32  # PTX ISA 9.7.16.8.1, table of .num: .16x256b.x1 to .x32
+ROWS = 64  # of a warpgroup's fragment: 16 a warp
+
+
+@dataclass(eq=False)
+class AllocTensor(Op):
+    """`copies` tiles side by side in tensor memory.
+
+    Args:
+        tile: type of one; a pipeline settles its rows when it knows its products.
+        name: for reports.
+        copies: how many.
+        first_col: where the first lies, settled with the whole allocation.
+    """
+
+    tile: TensorTileType = attribute()
+    name: str = attribute()
+    copies: int = attribute(default=1)
+    first_col: int = attribute(default=0)
+
+    def infer(self) -> tuple[TileType, ...]:
+        """The first tile."""
+        return (self.tile,)
+
+    @property
+    def name_hint(self) -> str:
+        """The name it has in reports."""
+        return self.name
+
+    def emit(self, w: Any) -> None:
+        """Nothing: columns are static from the allocation's start."""
+
+
+@dataclass(eq=False)
+class AllocTensorMemory(Op):
+    """The CTA's only allocation, for all its tiles: one warp allocates, all threads get its start.
+
+    Args:
+        tiles: those in it.
+        columns: a power of two from 32 to 512; exclusive, a multiple of 32 up to 576.
+        exclusive: no other CTA of the SM has any.
+    """
+
+    scopes: ClassVar[tuple[Scope, ...]] = (Scope.CTA,)
+    tiles: tuple[Value, ...] = operand()
+    columns: int = attribute(default=0)
+    exclusive: bool = attribute(default=False)
+
+    def infer(self) -> tuple[TileType, ...]:
+        """Its start: lane in the upper half, column in the lower."""
+        return (ScalarType(dtypes.u32),)
+
+    @property
+    def name_hint(self) -> str:
+        """As the glossary has it."""
+        return "tmem"
+
+    def emit(self, w: Any) -> None:
+        """`tcgen05.alloc` by the first warp, and a barrier of the CTA."""
+        end, other = w.label("tmem_end"), w.new("pred", "other")
+        slot = w.text(w.address(self.result))
+        if self.exclusive:
+            w.need_version("9.4")
+        w.line(ptx.alu("setp.ge.u32", other, w.tid(), 32))
+        w.line(ptx.bra(end), pred=other)
+        w.line(ptx_tensor.alloc(slot, self.columns, exclusive=self.exclusive))
+        w.line(ptx_tensor.relinquish())
+        w.mark(end)
+        w.line(ptx.bar_sync(0, w.threads))
+        start = w.define(self.result)
+        w.line(ptx.ld_shared("b32", start, slot))
+        for tile in self.tiles:
+            assert isinstance(tile.op, AllocTensor), "tiles come from AllocTensor"
+            w.place_columns(tile, start, tile.op.first_col)
+
+
+@dataclass(eq=False)
+class FreeTensorMemory(Op):
+    """Gives the allocation back, once all products and loads of the CTA are done.
+
+    Args:
+        memory: what `AllocTensorMemory` gave.
+        threads: of those who meet first; their first warp frees.
+    """
+
+    scopes: ClassVar[tuple[Scope, ...]] = (Scope.WARPGROUP,)
+    memory: Value = operand()
+    threads: int = attribute()
+
+    def emit(self, w: Any) -> None:
+        """`bar.sync`, and `tcgen05.dealloc` by the first warp."""
+        alloc = self.memory.op
+        assert isinstance(alloc, AllocTensorMemory), "memory comes from AllocTensorMemory"
+        end, other = w.label("free_end"), w.new("pred", "other")
+        w.line(ptx.bar_sync(0, self.threads))
+        w.line(ptx.alu("setp.ge.u32", other, w.tid(), 32))
+        w.line(ptx.bra(end), pred=other)
+        start = w.src(self.memory)
+        w.line(ptx_tensor.dealloc(start, alloc.columns, exclusive=alloc.exclusive))
+        w.mark(end)
+
+
+@dataclass(eq=False)
+class ViewTensor(Op):
+    """The tile `index` strides further on, seen as `kind`, from its column `first_col` on."""
+
+    pure: ClassVar[bool] = True
+    tile: Value = operand()
+    index: Operand = operand()
+    stride_cols: int = attribute()
+    kind: TensorTileType = attribute()
+    first_col: int = attribute(default=0)
+
+    def infer(self) -> tuple[TileType, ...]:
+        """The view's type."""
+        return (self.kind,)
+
+    def emit(self, w: Any) -> None:
+        """Address arithmetic, folded where the index is known."""
+        start = w.offset(w.address(self.tile), self.index, self.stride_cols)
+        w.place_columns(self.result, start.base, start.offset + self.first_col)
+
+
+def _moved(name: str, kind: TileType, pair: bool) -> RegTileType:
+    """The registers that a warpgroup moves to or from a tile.
+
+    Raises:
+        LayoutError: no tile of tensor memory, or rows beyond the reach of its warps.
+    """
+    if not isinstance(kind, TensorTileType):
+        raise LayoutError(f"{name}: wanted a tile of tensor memory, got {kind}")
+    if kind.rows != (2 * ROWS if pair else ROWS):
+        raise LayoutError(
+            f"{name}: a warpgroup moves {ROWS} rows, 16 a warp, since a warp reaches one quarter "
+            f"of the lanes, got {kind}",
+            hint=f"tt[tc.{kind.dtype.name}, {ROWS}, {kind.cols}], or a pipeline's accumulator",
+        )
+    return RegTileType(kind.dtype, ROWS, kind.cols)
+
+
+def _chunks(w: Any, tile: Value, registers: tuple[str, ...], pair: bool) -> list[Any]:
+    """(repeat, registers, address) of each instruction: powers of two of 8 columns."""
+    start = w.tensor_lanes(w.address(tile), pair)
+    found, done = [], 0
+    while done < len(registers):
+        left = (len(registers) - done) // SHAPE_REGISTERS
+        repeat = min(MAX_REPEAT, 1 << left.bit_length() - 1)
+        part = registers[done : done + repeat * SHAPE_REGISTERS]
+        extra = done // SHAPE_REGISTERS * SHAPE_COLUMNS
+        found.append((repeat, part, w.text(start, extra)))
+        done += len(part)
+    return found
+
+
+@dataclass(eq=False)
+class LoadTensor(Op):
+    """`register = tile`, 64 rows by a warpgroup: complete when it returns.
+
+    Args:
+        tile: in tensor memory.
+        out: registers to write, or None for new ones.
+        pair: two warpgroups load a tile of 128 rows, each the 64 of its own (see
+            `docs/design/tensor-memory.md`).
+    """
+
+    verb: ClassVar[str] = "load"
+    scopes: ClassVar[tuple[Scope, ...]] = (Scope.WARPGROUP,)
+    tile: Value = operand()
+    out: Value | None = operand(default=None)
+    pair: bool = attribute(default=False)
+
+    def infer(self) -> tuple[TileType, ...]:
+        """A register tile, where there is none to write."""
+        kind = _moved("load", self.tile.type, self.pair)
+        if self.out is None:
+            return (kind,)
+        assert self.out.type == kind, "made for it"
+        return ()
+
+    def effects(self) -> tuple[Effect, ...]:
+        """Reads the tile, writes the registers."""
+        target = self.out or self.result
+        return (Effect(Access.READ, self.tile), Effect(Access.WRITE, target))
+
+    def emit(self, w: Any) -> None:
+        """`tcgen05.ld` in the fragment of an accumulator, the wait, and the fence behind it."""
+        registers = w.regs(self.out or self.result)
+        for repeat, part, address in _chunks(w, self.tile, registers, self.pair):
+            w.line(ptx_tensor.load(SHAPE, repeat, part, address))
+        w.line(ptx_tensor.wait_loads())
+        w.line(ptx_tensor.fence_before())
+
+
+@dataclass(eq=False)
+class StoreTensor(Op):
+    """`tile = register`, 64 rows by a warpgroup: complete when it returns."""
+
+    verb: ClassVar[str] = "store"
+    scopes: ClassVar[tuple[Scope, ...]] = (Scope.WARPGROUP,)
+    tile: Value = operand()
+    register: Value = operand()
+
+    def infer(self) -> tuple[TileType, ...]:
+        """Nothing; shape and dtype must agree."""
+        kind, source = _moved("store", self.tile.type, False), self.register.type
+        if not isinstance(source, RegTileType) or source.shape != kind.shape:
+            raise LayoutError(f"store: shapes must agree, got {source} and {self.tile.type}")
+        if source.dtype != kind.dtype:
+            raise DTypeError(
+                f"store: dtypes must agree, got {source} and {self.tile.type}",
+                hint=f"tc.cast(x, tc.{kind.dtype.name})",
+            )
+        if source != kind:
+            raise LayoutError(
+                f"store: an accumulator's fragment goes to tensor memory, got {source}",
+                hint="tc.swap_layout(x), or tc.regroup(x)",
+            )
+        return ()
+
+    def effects(self) -> tuple[Effect, ...]:
+        """Reads the registers, writes the tile."""
+        return (Effect(Access.READ, self.register), Effect(Access.WRITE, self.tile))
+
+    def emit(self, w: Any) -> None:
+        """`tcgen05.st`, the wait, and the fence behind it."""
+        registers = w.regs(self.register)
+        for repeat, part, address in _chunks(w, self.tile, registers, False):
+            w.line(ptx_tensor.store(SHAPE, repeat, address, part))
+        w.line(ptx_tensor.wait_stores())
+        w.line(ptx_tensor.fence_before())
+
+
+@dataclass(eq=False)
+class TensorFence(Op):
+    """Orders what follows in tensor memory behind what other threads did before a barrier."""
+
+    def emit(self, w: Any) -> None:
+        """`tcgen05.fence::after_thread_sync`."""
+        w.line(ptx_tensor.fence_after())

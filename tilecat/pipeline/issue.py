@@ -1,0 +1,270 @@
+"""Products with sums in tensor memory: one thread issues them, consumers load what they sum up to.
+
+On chips with tcgen05.mma a role's `compute` is traced for that thread, once for each consumer. Two
+consumers of 64 rows, whose tiles of A lie one behind the other, are multiplied as one of 128: at
+half the rows the tensor core has half its rate. The thread gives input stages back and tells of
+finished sums by commits; consumers load their sums into registers, which frees the tensor memory
+for the next task but one, and go on as on other chips.
+
+    producer   load 0 1 2 ...
+    issue      wait empty[0], mma x steps, commit full[0] | wait empty[1], mma x steps ...
+    consumers                  wait full[0], load, arrive empty[0], finish | wait full[1] ...
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..builder import add, current
+from ..errors import ArchError, LayoutError, ScopeError, TileError
+from ..ir import Block, Scope
+from ..language.control import otherwise, range_, when
+from ..language.functions import empty, fill
+from ..language.scalars import binary, named, operand_of
+from ..language.sections import cta_id
+from ..language.tensor import (
+    TensorTile,
+    allocate,
+    columns_of,
+    memory,
+    most_columns,
+    settle,
+    view_of,
+)
+from ..language.values import RegTile
+from ..ops.mma_tensor import Commit
+from ..ops.sync import AllocBarriers, Arrive, barrier_of
+from ..ops.tensor import ROWS, AllocTensor, FreeTensorMemory, LoadTensor
+from ..tiles import TensorTileType, rt
+from .member import Member
+from .ring import WARPGROUP_THREADS, Party, Ring, Visit, visiting
+from .sharing import sharers
+
+if TYPE_CHECKING:
+    from .role import Role
+
+NAME = "mma"
+
+
+class Accumulator(RegTile):
+    """A consumer's sums: in tensor memory while products are added, then in its registers.
+
+    Attributes:
+        op: the tiles of all consumers.
+        issuing: the tile of the consumer whose products are traced, or None.
+    """
+
+    __slots__ = ("op", "issuing")
+
+    def __init__(self, tile: RegTile, op: AllocTensor):
+        super().__init__(tile.value)
+        self.op = op
+        self.issuing: TensorTile | None = None
+
+    @property
+    def sums(self) -> RegTile | TensorTile:
+        """Where products are added."""
+        return self if self.issuing is None else self.issuing
+
+
+class SumsRing(Ring):
+    """Tensor memory between the issuing thread and the consumers: one stage a task."""
+
+    def __init__(self, depth: int, writer: Party, consumers: int):
+        super().__init__("sums", depth, writer=writer)
+        full, vacant = self.full, self.empty
+        assert isinstance(full, AllocBarriers) and isinstance(vacant, AllocBarriers), "just made"
+        full.arrivals, vacant.arrivals = 1, consumers * WARPGROUP_THREADS
+        vacant.tensor = True
+
+    def publish(self) -> None:
+        """The task's products are under way; when they are done, its sums are there."""
+        add(Commit(self.full.result, operand_of(self.stage)))
+        self.advance()
+
+    def give_back(self, stage: Any, when: Any = None) -> None:
+        """Every thread that has loaded its share arrives."""
+        add(Arrive(self.empty.result, operand_of(stage), each=True))
+
+    def seal(self) -> None:
+        """Nothing: the arrivals are known from the start."""
+
+
+class Issue(Party):
+    """The thread that issues a role's products.
+
+    Args:
+        role: the consumers.
+    """
+
+    def __init__(self, role: Role):
+        super().__init__(NAME)
+        self.role = role
+        self.pipe = role.pipe
+        self.accumulators: list[Accumulator] = []
+        self.paired = role.warpgroups % 2 == 0
+        self.ring: SumsRing | None = None
+        if self.pipe.template != "lcf" or getattr(self.pipe, "pingpong", False):
+            raise ArchError(
+                f"accumulator: on {current().arch.target} products of a pipeline are issued by one "
+                f"thread, which tc.lcf without pingpong has, got {self.pipe.template}",
+                hint="tc.lcf(consumers=..., stages=..., tasks=..., steps=...)",
+            )
+
+    def accumulator(self, dtype: Any, rows: int, cols: int, name: str) -> Accumulator:
+        """A consumer's sums.
+
+        Raises:
+            LayoutError: not 64 rows.
+            ResourceError: tensor memory has no room for those of all consumers.
+        """
+        tile = empty(rt[dtype, rows, cols])
+        if rows != ROWS:
+            raise LayoutError(
+                f"accumulator: a consumer's sums have {ROWS} rows on {current().arch.target}, "
+                f"got rows={rows}",
+                hint=f"{ROWS} rows, and more consumers",
+            )
+        kind, copies = self._shape(TensorTileType(dtype, rows, cols))
+        acc = Accumulator(tile, allocate(kind, name, copies))
+        self.accumulators.append(acc)
+        return acc
+
+    def _shape(self, one: TensorTileType) -> tuple[TensorTileType, int]:
+        """Type and number of the tiles for consumers whose own tile is `one`."""
+        count = self.role.warpgroups
+        if not self.paired:
+            return TensorTileType(one.dtype, ROWS, one.cols), count
+        return TensorTileType(one.dtype, 2 * ROWS, one.cols), count // 2
+
+    # ---- before the sections
+
+    def plan(self) -> None:
+        """Settles pairs and buffers; makes the ring.
+
+        Raises:
+            ScopeError: the kernel waits by hand.
+            ResourceError: no room for the sums of consumers that are no pairs.
+        """
+        if "consume" in self.role.holes:
+            raise ScopeError(
+                f"{self.pipe.template}: on {current().arch.target} products are issued by a thread "
+                "of their own, step by step, got a consume hole",
+                loc=self.role.holes.filled["consume"][1],
+                hint="fill compute",
+            )
+        whole = memory()
+        assert whole is not None, "made with the first accumulator"
+        self.paired = self.paired and self._pairs()
+        for acc in self.accumulators:
+            acc.op.tile, acc.op.copies = self._shape(acc.op.tile)
+            acc.op.result.type = acc.op.tile
+        settle(whole)
+        used = sum(columns_of(acc.op) for acc in self.accumulators)
+        buffers = 2 if 2 * used <= most_columns(whole) else 1
+        for acc in self.accumulators:
+            acc.op.copies *= buffers
+        settle(whole)
+        self.ring = SumsRing(buffers, self, self.role.warpgroups)
+        facts = self.pipe.builder.kernel.facts
+        facts.update(tensor_columns=whole.columns, accumulator_buffers=buffers)
+        if self.paired:
+            facts["paired_threads"] = self.role.warpgroups * WARPGROUP_THREADS
+
+    def _pairs(self) -> bool:
+        """Whether the products of two consumers are one: a trace that is thrown away tells."""
+        builder = self.pipe.builder
+        with builder.within(Block(builder.block), Scope.THREAD):
+            number = cta_id()
+            try:
+                self._products(self.pipe.tasks.task(number), number, number > 0, 0)
+            except TileError:
+                builder.broken = None
+                return False
+            finally:
+                self._stop()
+        return True
+
+    # ---- its code
+
+    @property
+    def _sums(self) -> SumsRing:
+        assert self.ring is not None, "planned before"
+        return self.ring
+
+    def trace(self) -> None:
+        """Its code, in its thread."""
+        pipe, ring, builder = self.pipe, self._sums, current()
+        inputs = list(pipe.inputs.values())
+        for some in (*inputs, ring):
+            some.begin(self)
+        for task in pipe.tasks_of_cta():
+            ring.claim()
+            for step in range_(pipe.steps_of(task)):
+                visit = Visit(self, builder.block, Scope.THREAD, "step")
+                with visiting(pipe.rings, visit):
+                    for some in inputs:
+                        some.touch()
+                    self._products(task, step, step > 0, ring.stage)
+                for some in visit.rings:
+                    self._give_back(some)
+            ring.publish()
+        self._stop()
+
+    def _products(self, task: Any, step: Any, accumulate: Any, stage: Any) -> None:
+        """The compute hole, for each consumer or pair."""
+        members = range(0, self.role.warpgroups, 2 if self.paired else 1)
+        for place, number in enumerate(members):
+            self.role.number = Member.of(number, paired=self.paired)
+            for acc in self.accumulators:
+                acc.issuing = TensorTile(self._tile(acc, stage, place, len(members)), accumulate)
+            self.role.holes.call("compute", task, step)
+
+    def _stop(self) -> None:
+        self.role.number = None
+        for acc in self.accumulators:
+            acc.issuing = None
+
+    @staticmethod
+    def _tile(acc: Accumulator, stage: Any, place: Any, count: int) -> Any:
+        """The tile of a member in a stage of the ring."""
+        first = named(binary("mul", stage, count), "sums_first")
+        return view_of(acc.op, operand_of(named(binary("add", first, place), "sums_tile")))
+
+    def _give_back(self, ring: Ring) -> None:
+        """The stage of an input is empty when the products that read it are done."""
+        if self not in ring.readers:
+            ring.readers.append(self)
+        ranks: Any = None
+        for rank in sharers(ring.shared):
+            bit = binary("shl", 1, rank)
+            ranks = bit if ranks is None else binary("or", ranks, bit)
+        mask = None if ranks is None else operand_of(ranks)
+        add(Commit(ring.empty.result, operand_of(ring.stage), mask))
+        barrier_of(ring.empty.result).tensor = False  # who loads does nothing in tensor memory
+        ring.advance()
+
+    # ---- the consumers' side
+
+    def load(self, steps: Any) -> None:
+        """A consumer's sums into its registers; zeros where there were no steps."""
+        ring, consumer = self._sums, self.role.consumer
+        ring.wait()
+        count = self.role.warpgroups
+        place = consumer
+        if self.paired:
+            count, place = count // 2, named(binary("shr", consumer, 1), "pair")
+        with when(steps > 0):
+            for acc in self.accumulators:
+                tile = self._tile(acc, ring.stage, place if count > 1 else 0, count)
+                add(LoadTensor(tile, acc.value, self.paired))
+        with otherwise():
+            for acc in self.accumulators:
+                fill(acc, 0.0 if acc.dtype.is_float else 0)
+        ring.release()
+
+    def end(self) -> None:
+        """Consumers, behind their last task: tensor memory goes back."""
+        whole = memory()
+        assert whole is not None, "made with the first accumulator"
+        add(FreeTensorMemory(whole.result, self.role.warpgroups * WARPGROUP_THREADS))

@@ -1,0 +1,74 @@
+"""Instructions of tensor memory and tcgen05.mma, one function each, with their section (9.x)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .instructions import vector
+
+
+def alloc(slot: str, columns: int, *, exclusive: bool = False) -> str:
+    """A warp allocates columns; their address goes to shared memory (9.7.16.7.1)."""
+    only = ".exclusive" if exclusive else ""
+    return (
+        f"tcgen05.alloc{only}.cta_group::1.sync.aligned.shared::cta.b32 [{slot}], {columns};"
+    )
+
+
+def relinquish() -> str:
+    """A warp gives up allocating more, for the CTAs that wait to (9.7.16.7.1)."""
+    return "tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;"
+
+
+def dealloc(address: str, columns: int, *, exclusive: bool = False) -> str:
+    """A warp frees what was allocated (9.7.16.7.1)."""
+    only = ".exclusive" if exclusive else ""
+    return f"tcgen05.dealloc{only}.cta_group::1.sync.aligned.b32 {address}, {columns};"
+
+
+def load(shape: str, repeat: int, registers: Sequence[str], address: str) -> str:
+    """A warp loads lanes of its quarter; asynchronous (9.7.16.8.1)."""
+    return f"tcgen05.ld.sync.aligned.{shape}.x{repeat}.b32 {vector(registers)}, [{address}];"
+
+
+def store(shape: str, repeat: int, address: str, registers: Sequence[str]) -> str:
+    """A warp stores to lanes of its quarter; asynchronous (9.7.16.8.4)."""
+    return f"tcgen05.st.sync.aligned.{shape}.x{repeat}.b32 [{address}], {vector(registers)};"
+
+
+def wait_loads() -> str:
+    """Until the thread's loads are in its registers (9.7.16.8.5)."""
+    return "tcgen05.wait::ld.sync.aligned;"
+
+
+def wait_stores() -> str:
+    """Until the thread's stores are done (9.7.16.8.5)."""
+    return "tcgen05.wait::st.sync.aligned;"
+
+
+def fence_before() -> str:
+    """Orders this thread's tcgen05 instructions before a synchronisation (9.7.16.11)."""
+    return "tcgen05.fence::before_thread_sync;"
+
+
+def fence_after() -> str:
+    """Orders this thread's tcgen05 instructions behind a synchronisation (9.7.16.11)."""
+    return "tcgen05.fence::after_thread_sync;"
+
+
+def mma(kind: str, sums: str, a: str, b: str, what: str, accumulate: str) -> str:
+    """`D = A*B + D`, issued by one thread; a and b are descriptors (9.7.16.10.9.1)."""
+    return f"tcgen05.mma.cta_group::1.kind::{kind} [{sums}], {a}, {b}, {what}, {accumulate};"
+
+
+def commit(barrier: str) -> str:
+    """One arrival, when all the thread's tcgen05.mma so far are done (9.7.16.12.1)."""
+    return f"tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [{barrier}];"
+
+
+def commit_multicast(barrier: str, ranks: str) -> str:
+    """The same, on the barriers of the CTAs of a 16-bit mask (9.7.16.12.1)."""
+    return (
+        "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64 "
+        f"[{barrier}], {ranks};"
+    )
