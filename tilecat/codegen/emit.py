@@ -105,16 +105,18 @@ def _table(checked: CheckedKernel, w: Writer) -> AddressTable:
 
 
 def _ranges(op: AllocShared, start: int) -> list[SharedRange]:
-    found = []
-    for copy in range(op.copies):
+    found, tall = [], op.together
+    for copy in range(0, op.copies, tall):
         stage = copy // op.per_stage if op.per_stage else None
         inner = copy % op.per_stage if op.per_stage else copy
-        many = (op.per_stage or op.copies) > 1
-        name = f"{op.name}[{inner}]" if many else op.name
+        many = (op.per_stage or op.copies) > tall
+        place = f"[{inner}:{inner + tall}]" if tall > 1 else f"[{inner}]"
+        name = f"{op.name}{place}" if many else op.name
+        num_bytes = (tall - 1) * op.stride_bytes + op.tile.layout.num_bytes
         found.append(
             SharedRange(
-                start + copy * op.stride_bytes, op.tile.layout.num_bytes, name,
-                op.tile.dtype.name, op.tile.rows, op.tile.cols, stage,
+                start + copy * op.stride_bytes, num_bytes, name, op.tile.dtype.name,
+                op.tile.rows * tall, op.tile.cols, stage,
             )
         )  # fmt: skip
     return found

@@ -197,11 +197,12 @@ def settle(whole: AllocTensorMemory) -> None:
 def _refuse(whole: AllocTensorMemory, op: AllocTensor) -> None:
     arch, parts = current().arch, parts_of(whole)
     listing = ", ".join(f"{part.name}={columns_of(part)}" for part in parts)
+    total = sum(map(columns_of, parts))
     wider = arch.knows("tensor_columns_exclusive") and not whole.exclusive
     exclusive = f"; exclusive=True gives {arch.limit('tensor_columns_exclusive')}" if wider else ""
     raise ResourceError(
         f"tmem: tensor memory of a CTA on {arch.target} has {most_columns(whole)} columns"
-        f"{' where it is exclusive' * whole.exclusive}, got {sum(map(columns_of, parts))} ({listing})",
+        f"{' where it is exclusive' * whole.exclusive}, got {total} ({listing})",
         loc=op.loc,
         hint="narrower tiles or fewer of them" + exclusive,
     )

@@ -30,12 +30,14 @@ class AllocShared(Op):
         name: for reports.
         copies: how many.
         per_stage: how many of them make one stage of a ring (0: not in a ring).
+        together: how many a product takes as one tile.
     """
 
     tile: SharedTileType | SharedVecType = attribute()
     name: str = attribute()
     copies: int = attribute(default=1)
     per_stage: int = attribute(default=0)
+    together: int = attribute(default=1)
 
     @property
     def stride_bytes(self) -> int:

@@ -180,6 +180,8 @@ class Issue(Party):
                 self._products(self.pipe.tasks.task(number), number, number > 0, 0)
             except TileError:
                 builder.broken = None
+                for slots in (some for ring in self.pipe.slots.values() for some in ring):
+                    slots.alloc.together = 1
                 return False
             finally:
                 self._stop()

@@ -38,4 +38,5 @@ class Member(int):
             alloc.stride_bytes
         ):
             raise LayoutError(f"input: two tiles {kind} in a row are no tile of twice the rows")
+        alloc.together = 2
         return both
