@@ -19,8 +19,7 @@ from tilecat.gemm_parts import places_of
 from tilecat.runtime import workspace
 
 PROBLEM = gemm_choice.Problem(
-    512, 512, 16384, layout="TT", planes=1, sms=132, widest=256, halves=True, plain=True,
-    splits=True,
+    512, 512, 16384, layout="TT", planes=1, sms=132, dtype="bf16", splits=True,
 )  # fmt: skip
 SPLIT = {"tile_m": 64, "tile_n": 64, "stages": 2, "split_k": 3}
 STREAM = {"tile_m": 64, "tile_n": 64, "stages": 2, "stream_k": 2}
@@ -47,7 +46,8 @@ def test_others_keep_whole_tiles(extents):
 
 
 def test_a_measured_split_is_taken_where_k_may_be_split(monkeypatch):
-    monkeypatch.setattr(gemm_choice, "measured", lambda sms: {("TT", 520, 512, 72): SPLIT})
+    winner = gemm_choice.Winner("TT", 520, 512, 72, SPLIT)
+    monkeypatch.setattr(gemm_choice, "measured", lambda sms: (winner,))
     gemm_choice.choose.cache_clear()
     problem = replace(PROBLEM, m=520, depth=72)
     assert gemm_choice.choose(problem) == SPLIT

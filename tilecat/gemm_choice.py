@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
+
+from .gemm_call import HALVES
+from .model.gemm import LEAST_STEPS, MOST_PARTS, cycles, shared, traffic_cycles, waves
 
 TUNED = Path(__file__).parent / "kernels" / "tuned"
 PARTS = ("split_k", "stream_k")  # parameters that have partial sums exchanged
@@ -26,9 +28,10 @@ class Problem:
         layout: of A and B, N for row-major and T for transposed: "NN", "NT", "TN" or "TT".
         planes: products of a batch.
         sms: of the device.
+        dtype: of A.
         widest: columns that a tile has at most.
-        halves: whether A and B are 16-bit types.
         plain: whether the product is stored as it is, and of 2 or 4 bytes an element.
+        grouped: whether rows are those of experts.
         block: columns that share a scale: a tile is whole blocks, or a part of one.
         splits: whether CTAs may share the K of a tile.
     """
@@ -39,134 +42,69 @@ class Problem:
     layout: str
     planes: int
     sms: int
-    widest: int
-    halves: bool
-    plain: bool
+    dtype: str
+    widest: int = 256
+    plain: bool = True
+    grouped: bool = False
     block: int = 1
     splits: bool = False
 
     @property
-    def traffic_cycles(self) -> float:
-        """Cycles in which A, B and C of two bytes an element pass the memory's interface."""
-        m, n, k = self.m, self.n, self.depth
-        return 2 * self.planes * (m * k + k * n + m * n) / MEMORY_BYTES_CYCLE
-
-    @property
     def turned(self) -> bool:
         """Whether `C.T = B.T @ A.T` is computed, so that the tile's 64 rows are those of N."""
-        return self.halves and self.plain and self.m <= THIN < self.n
+        thin = self.m <= THIN < self.n
+        return self.dtype in HALVES and thin and self.plain and not self.grouped
+
+    @property
+    def as_measured(self) -> bool:
+        """Whether winners were measured for such products: of one matrix, of any tile's width."""
+        one = self.planes == 1 and not self.grouped
+        return self.dtype in HALVES and one and self.widest == WIDEST and not self.turned
 
 
 @dataclass(frozen=True)
-class GemmConfig:
-    """Compile-time parameters of the GEMM, and what a model of its time needs.
+class Winner:
+    """The fastest configuration of a problem that was measured.
 
     Args:
-        tile_m: rows of a CTA's tile; 64 a consumer.
-        tile_n: columns.
-        stages: depth of the ring.
-        efficiency: share of the tensor core's rate in a long main loop, relative to the best tile.
-        fixed_cycles: a task's start and epilogue. The model and its two numbers a tile are fitted
-            to times on H200s (2026-11): they choose, and predict no time.
+        layout: of A and B.
+        m, n, depth: as of a `Problem`.
+        params: of the kernel.
     """
 
-    tile_m: int
-    tile_n: int
-    stages: int
-    efficiency: float
-    fixed_cycles: int
-
-    def cycles(self, m: int, n: int, k: int, sms: int) -> float:
-        """Modelled cycles: waves of tasks, each its mma and a fixed start and epilogue.
-
-        An m64nNk16 takes N/2 cycles (1024 bf16 FMA a cycle and SM quarter: 4096 FLOP a cycle).
-        """
-        mma = math.ceil(k / 64) * self.step_cycles
-        return math.ceil(self.tasks(m, n) / sms) * (mma + self.fixed_cycles)
-
-    def tasks(self, m: int, n: int) -> int:
-        """Tiles of a product."""
-        return math.ceil(m / self.tile_m) * math.ceil(n / self.tile_n)
-
-    @property
-    def step_cycles(self) -> float:
-        """Modelled cycles of a step of 64 of K."""
-        return 4 * (self.tile_m // 64) * self.tile_n / 2 / self.efficiency
-
-    @property
-    def exchange_cycles(self) -> float:
-        """Modelled cycles to leave a tile's partial sums in L2, or to add what another left."""
-        return FLAG_CYCLES + self.tile_m * self.tile_n * 4 / L2_BYTES_CYCLE
-
-    def shared(self, m: int, n: int, k: int, sms: int) -> Iterator[tuple[float, dict[str, int]]]:
-        """Modelled cycles where CTAs share K, and the parameters that say how."""
-        steps, tasks = math.ceil(k / 64), max(self.tasks(m, n), 1)
-        for parts in range(2, min(MOST_PARTS, sms // tasks, steps // LEAST_STEPS) + 1):
-            mma = math.ceil(steps / parts) * self.step_cycles
-            yield mma + self.fixed_cycles + parts * self.exchange_cycles, {"split_k": parts}
-        waves, rest = divmod(tasks, sms)
-        for parts in range(2, min(MOST_PARTS, steps // LEAST_STEPS) + 1) if rest else ():
-            sharers = min(sms, rest * parts)
-            share = math.ceil(rest * steps / sharers)
-            sums = math.ceil(steps / share) + (sharers % rest > 0)
-            tail = share * self.step_cycles + self.fixed_cycles + sums * self.exchange_cycles
-            tail += self.fixed_cycles * (sharers % rest > 0)
-            whole = waves * (steps * self.step_cycles + self.fixed_cycles)
-            yield whole + tail, {"stream_k": parts}
-
-    def params(self, m: int) -> dict[str, int]:
-        """As the kernel takes them: 16 rows a group make a wave's patch square, 8 a small A."""
-        group = 16 if m <= 32 * self.tile_m else 8
-        return {"tile_m": self.tile_m, "tile_n": self.tile_n, "stages": self.stages, "group": group}
+    layout: str
+    m: int
+    n: int
+    depth: int
+    params: dict[str, int]
 
 
-GEMM_CONFIGS = (
-    GemmConfig(128, 256, 4, 1.0, 3000),
-    GemmConfig(128, 192, 4, 0.99, 1900),
-    GemmConfig(128, 128, 5, 0.97, 1300),
-    GemmConfig(64, 256, 5, 0.93, 2500),
-    GemmConfig(64, 128, 8, 0.80, 1000),
-    GemmConfig(64, 64, 8, 0.50, 1000),
-)
+WIDEST = 256
+TILES = ((128, 256, 4), (128, 192, 4), (128, 128, 5), (64, 256, 5), (64, 128, 8), (64, 64, 8))
 # With 64 rows of B.T a tile nearly all of the ring holds B, so that enough of it is under way; the
 # rows of M = 1 and 16 in benchmarks/results/h200.json are products of this configuration.
 TURNED = {"tile_m": 64, "tile_n": 16, "tile_k": 128, "stages": 7, "group": 8}
 
 
-# Parts of K: of at least so many steps, at most so many; what leaving and adding sums costs, from
-# L2's latency and what one SM gets from it. Not fitted to times yet.
-LEAST_STEPS, MOST_PARTS = 4, 16
-FLAG_CYCLES, L2_BYTES_CYCLE = 1200, 40
-MEMORY_BYTES_CYCLE = 2470  # 4.2 TB/s of an H200 at 1.7 GHz: kernels.space
 GAIN = 0.95  # of the time without parts: what parts have to win
 
 
 @lru_cache(maxsize=4096)
 def choose(problem: Problem) -> dict[str, int]:
-    """Parameters of the kernel: of this very problem if measured, else the model's best."""
+    """Parameters of the kernel.
+
+    Of this very problem if it was measured; of the nearest one that was, in its bucket, if the
+    model finds them faster; else the model's best of a few tiles.
+    """
     if problem.turned:
         return {**TURNED, **_thin_parts(problem)}
-    if problem.halves and problem.planes == 1 and problem.widest == 256:
-        key = (problem.layout, problem.m, problem.n, problem.depth)
-        found = measured(problem.sms).get(key)
-        # Three consumers have registers for their sums, and for little that an epilogue takes.
-        if found is not None and (problem.plain or found["tile_m"] <= 128):
-            return found if problem.splits else without_parts(found)
-    fitting = [
-        c for c in GEMM_CONFIGS
-        if c.tile_n <= problem.widest
-        and (c.tile_n % problem.block == 0 or problem.block % c.tile_n == 0)
-    ]  # fmt: skip
-    extents = problem.m * problem.planes, problem.n, problem.depth, problem.sms
-    best = min(fitting, key=lambda c: c.cycles(*extents))
-    least = whole = max(best.cycles(*extents), problem.traffic_cycles)
-    params = best.params(problem.m)
-    for config in fitting if problem.splits else ():
-        for cycles, parts in config.shared(*extents):
-            time = max(cycles, problem.traffic_cycles)
-            if time < min(least, GAIN * whole):
-                least, params = time, {**config.params(problem.m), **parts}
-    return params
+    mine = _modelled(problem)
+    near = nearest(problem) if problem.as_measured else None
+    if near is None:
+        return mine
+    found = near.params if problem.splits else without_parts(near.params)
+    exact = (near.m, near.n, near.depth) == (problem.m, problem.n, problem.depth)
+    return found if exact or _cycles(found, problem) < _cycles(mine, problem) else mine
 
 
 def without_parts(params: dict[str, int]) -> dict[str, int]:
@@ -182,14 +120,71 @@ def _thin_parts(problem: Problem) -> dict[str, int]:
     return {"split_k": parts} if problem.splits and parts >= 4 else {}
 
 
+def nearest(problem: Problem) -> Winner | None:
+    """The winner of the measured problem that is least far off, if one is in the bucket.
+
+    A bucket is a layout, each extent within a factor of 2, and as many waves of the winner's tiles.
+    """
+    inside = [
+        (distance, winner)
+        for winner in measured(problem.sms)
+        if winner.layout == problem.layout
+        # Three consumers have registers for their sums, and for little that an epilogue takes.
+        and (problem.plain or winner.params["tile_m"] <= 128)
+        and (distance := _distance(winner, problem)) < math.inf
+    ]
+    return min(inside, key=lambda pair: pair[0])[1] if inside else None
+
+
+def _distance(winner: Winner, problem: Problem) -> float:
+    """Sum of the extents' ratios, as powers of 2; infinite between buckets."""
+    pairs = (winner.m, problem.m), (winner.n, problem.n), (winner.depth, problem.depth)
+    if any(not mine <= 2 * other <= 4 * mine for mine, other in pairs):
+        return math.inf
+    here, there = (waves(winner.params, m, n, problem.sms)
+                   for m, n in ((problem.m, problem.n), (winner.m, winner.n)))  # fmt: skip
+    return sum(abs(math.log2(a / b)) for a, b in pairs) if here == there else math.inf
+
+
+def _modelled(problem: Problem) -> dict[str, int]:
+    """The model's best; 16 rows a group make a wave's patch square, 8 a small A."""
+    fitting = [
+        {"tile_m": tile_m, "tile_n": tile_n, "stages": stages,
+         "group": 16 if problem.m <= 32 * tile_m else 8}
+        for tile_m, tile_n, stages in TILES
+        if tile_n <= problem.widest
+        and (tile_n % problem.block == 0 or problem.block % tile_n == 0)
+    ]  # fmt: skip
+    best = min(fitting, key=lambda params: _tensor_cycles(params, problem))
+    if not problem.splits:
+        return best
+    extents = problem.m * problem.planes, problem.n, problem.depth, problem.sms
+    parts = [{**params, **parts} for params in fitting for parts in shared(params, *extents)]
+    split = min(parts, key=lambda params: _cycles(params, problem), default=best)
+    return split if _cycles(split, problem) < GAIN * _cycles(best, problem) else best
+
+
+def _tensor_cycles(params: dict[str, int], problem: Problem) -> float:
+    rows = problem.m * problem.planes
+    return cycles(params, rows, problem.n, problem.depth, problem.sms)
+
+
+def _cycles(params: dict[str, int], problem: Problem) -> float:
+    """By the tensor cores, or by the memory that bounds them."""
+    memory = traffic_cycles(problem.m, problem.n, problem.depth, problem.planes)
+    return max(_tensor_cycles(params, problem), memory)
+
+
 @cache
-def measured(sms: int) -> dict[tuple[str, int, int, int], dict[str, int]]:
-    """Winners shipped for a GPU with as many SMs, by layout, M, N and K of bf16 operands."""
-    found: dict[tuple[str, int, int, int], dict[str, int]] = {}
+def measured(sms: int) -> tuple[Winner, ...]:
+    """Winners shipped for a GPU with as many SMs."""
+    found = []
     for path in sorted(TUNED.glob("matmul-*.json")):
         data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if data["environment"]["sms"] == sms:
-            for row in data["problems"]:
-                extents = row["extents"]
-                found[row["layout"], extents["M"], extents["N"], extents["K"]] = row["params"]
-    return found
+            found += [
+                Winner(row["layout"], at["M"], at["N"], at["K"], row["params"])
+                for row in data["problems"]
+                for at in [row["extents"]]
+            ]
+    return tuple(found)

@@ -11,8 +11,8 @@ import numpy as np
 
 from .binding import bind
 from .errors import LayoutError, ResourceError
-from .gemm_call import BLOCK, HALVES, GemmCall, Options, prepare
-from .gemm_choice import Problem, choose
+from .gemm_call import BLOCK, GemmCall, Options, prepare
+from .gemm_choice import WIDEST, Problem, choose
 from .gemm_groups import Groups
 from .gemm_parts import places_of
 from .gemm_ready import Launched, find, remember
@@ -173,7 +173,7 @@ def grouped_matmul(
     call = prepare(a, b, out, Options(scales=scales, groups=groups, **given))
     if 0 in view(call.out).shape:
         return call.out
-    params = choose(replace(_problem(call), halves=False))  # measured for one matrix alone
+    params = choose(_problem(call))
     params = {**params, "stages": min(params["stages"], 4)} if call.params["second"] else params
     plan = groups.plan(call.extents[0], params["tile_m"])
     with call.naming(len(plan)):
@@ -186,14 +186,13 @@ def _problem(call: GemmCall) -> Problem:
     left, right, out = map(view, call.arrays)
     plain = hasattr(call.arrays[0], "swapaxes") and not (call.args or call.params["epilogue"])
     # Sums of s8 need registers twice where they become floats, as two sums of any type do.
-    widest = 192 if left.dtype == "s8" and out.dtype != "s32" else 256
+    widest = 192 if left.dtype == "s8" and out.dtype != "s32" else WIDEST
     return Problem(
         m, n, k * ITEM_BYTES[left.dtype] // 2,
         layout="".join("N" if x.strides[-1] == 1 else "T" for x in (left, right)),
         planes=call.planes, sms=_num_sms(left.device),
-        widest=128 if call.params["second"] else widest,
-        halves=left.dtype in HALVES,
-        plain=plain and ITEM_BYTES[out.dtype] > 1,
+        dtype=left.dtype, widest=128 if call.params["second"] else widest,
+        plain=plain and ITEM_BYTES[out.dtype] > 1, grouped=call.params["groups"],
         block=BLOCK if call.params["block_scales"] else 1,
         splits=allocates(call.arrays[0]) and not any(
             call.params[name] for name in ("second", "block_scales", "groups")),

@@ -1,7 +1,6 @@
-"""What a tuner may choose of a kernel: candidates, and a simple model of their time.
+"""What a tuner may choose of a kernel: candidates, and a model of their time to prune them by.
 
-The model is for pruning and for shapes that nobody has measured: it ranks candidates, and its
-microseconds are no prediction.
+The model ranks candidates; its microseconds are no prediction.
 """
 
 from __future__ import annotations
@@ -12,32 +11,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..model.gemm import CLOCK_HZ, LAUNCH_CYCLES, cycles, traffic_cycles
+
 Extents = Mapping[str, int]
 Params = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Device:
-    """What the models know of a GPU.
-
-    Args:
-        sms: streaming multiprocessors.
-        clock_hz: of the SMs under load.
-        memory_bytes_s: bytes a second from device memory.
-        l2_bytes_cycle: bytes that one SM gets from L2 in a cycle.
-        launch_us: start and end of any kernel.
-    """
-
-    sms: int
-    clock_hz: float
-    memory_bytes_s: float
-    l2_bytes_cycle: float
-    launch_us: float
-
-
-# An H200's copy reaches 4.2 TB/s, its clock under a GEMM is 1.4 to 1.98 GHz (2026-11). With 64
-# bytes a cycle and SM from L2 a 64 x 128 tile reaches 0.7 of the tensor cores' rate, as measured.
-H200 = Device(sms=132, clock_hz=1.7e9, memory_bytes_s=4.2e12, l2_bytes_cycle=64, launch_us=2.5)
 
 
 @dataclass(frozen=True)
@@ -49,19 +26,18 @@ class Space:
         legal: (parameters, bytes an element) -> whether they are worth a trace; the checks of the
             compiler have the last word.
         same: (parameters, extents) -> parameters whose kernel does the same for these extents.
-        micros: (parameters, extents, bytes an element, device) -> modelled microseconds.
+        micros: (parameters, extents, bytes an element) -> modelled microseconds on the GPU that
+            the space is for.
         ring: the parameter that is a ring's depth, or None.
         depths: how many of the deepest rings that fit are candidates.
-        device: the model's GPU.
     """
 
     axes: tuple[tuple[str, tuple[Any, ...]], ...]
     legal: Callable[[Params, int], bool]
     same: Callable[[Params, Extents], Params]
-    micros: Callable[[Params, Extents, int, Device], float]
+    micros: Callable[[Params, Extents, int], float]
     ring: str | None = "stages"
     depths: int = 2
-    device: Device = H200
 
     def families(self, item_bytes: int) -> Iterator[tuple[dict[str, Any], ...]]:
         """Candidates that differ in the ring's depth alone, the deepest first."""
@@ -93,7 +69,7 @@ class Space:
         distinct: dict[tuple[tuple[str, Any], ...], dict[str, Any]] = {}
         for params in candidates:
             distinct.setdefault(tuple(sorted(self.same(params, extents).items())), params)
-        timed = [(self.micros(p, extents, item_bytes, self.device), n, p)
+        timed = [(self.micros(p, extents, item_bytes), n, p)
                  for n, p in enumerate(distinct.values())]  # fmt: skip
         timed.sort(key=lambda row: row[:2])
         limit = timed[0][0] * within if timed else 0.0
@@ -104,10 +80,7 @@ class Space:
 
 # Rows of a consumer's tile, and columns of a swizzle panel of 16-bit elements.
 _ROWS = 64
-# A task's start, and the bytes a cycle that its results leave by: what the times of H200s say.
-_START_CYCLES, _STORE_BYTES_CYCLE = 500, 26
-# Cycles a column of an m64nNk16, 2048 FLOP, at 4096 FLOP a cycle and SM (bf16 and f16).
-_MMA_CYCLES_COL = 0.5
+_SMS = 132  # of an H200 (cudaDeviceProp::multiProcessorCount, 2026-11)
 
 
 def _gemm_legal(params: Params, item_bytes: int) -> bool:
@@ -127,20 +100,15 @@ def _gemm_same(params: Params, extents: Extents) -> Params:
     return {**params, "group": min(params["group"], max(rows, params["cluster"]))}
 
 
-def gemm_micros(params: Params, extents: Extents, item_bytes: int, device: Device) -> float:
-    """Waves of tasks: each its main loop, by tensor cores or by L2, its start and its epilogue."""
-    m, n, k = extents["M"], extents["N"], extents["K"]
-    tile_m, tile_n, tile_k = params["tile_m"], params["tile_n"], params["tile_k"]
-    cluster = params["cluster"]
-    clusters = math.ceil(math.ceil(m / tile_m) / cluster) * math.ceil(n / tile_n)
-    waves = math.ceil(clusters / (device.sms // cluster))
-    steps = math.ceil(k / tile_k)
-    mma = tile_m / _ROWS * (tile_k * item_bytes / 32) * tile_n * _MMA_CYCLES_COL
-    loads = (tile_m + tile_n / cluster) * tile_k * item_bytes / device.l2_bytes_cycle
-    epilogue = _START_CYCLES + tile_m * tile_n * item_bytes / _STORE_BYTES_CYCLE
-    cycles = waves * (steps * max(mma, loads) + epilogue)
-    traffic = item_bytes * (m * k + k * n + m * n) / device.memory_bytes_s
-    return max(cycles / device.clock_hz, traffic) * 1e6 + device.launch_us
+def gemm_micros(params: Params, extents: Extents, item_bytes: int) -> float:
+    """The model's cycles, or what memory needs for A, B and C read and written once, on an H200.
+
+    A thousandth of the cycles stays beside the memory's, and ranks what memory bounds.
+    """
+    m, n, depth = extents["M"], extents["N"], extents["K"] * item_bytes // 2
+    busy = cycles(params, m, n, depth, _SMS)
+    most = max(busy, traffic_cycles(m, n, depth)) + busy / 1000
+    return (most + LAUNCH_CYCLES) / CLOCK_HZ * 1e6
 
 
 GEMM_SPACE = Space(

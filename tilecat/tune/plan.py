@@ -128,7 +128,7 @@ def problem_of(
     width, extents = item_bytes(dtype), shape.extents
     ranked = space.ranked(list(candidates.values()), extents, width, within=within)
     problem = Problem(shape, layout, {candidate_id(params): params for params in ranked})
-    micros = [space.micros(params, extents, width, space.device) for params in ranked]
+    micros = [space.micros(params, extents, width) for params in ranked]
     problem.cost_s = sum(_CHECK_S + _CALLS * (us / 1e6 + _CALL_S) for us in micros)
     return problem
 
