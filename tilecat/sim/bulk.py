@@ -59,20 +59,19 @@ class Load:
 
     item: Instruction
     thread: int
-    ctas: list[int]
+    ctas: list[tuple[int, int]]  # destination, and whose mbarrier it completes on
     chunks: np.ndarray
     chunk_set: slice | np.ndarray
     fetch: object
     barrier_offset: int
-    barrier_cta: int | None
     num_bytes: int
     snapshot: np.ndarray
 
     def run(self, machine: Machine) -> None:
         """Write shared memory and complete bytes on the mbarrier of every destination."""
         data, item = self.fetch(), self.item
-        for cta in self.ctas:
-            key = (cta if self.barrier_cta is None else self.barrier_cta, self.barrier_offset)
+        for cta, owner in self.ctas:
+            key = (owner, self.barrier_offset)
             barrier = machine.mbarriers.get(key)
             if barrier is None:
                 name = machine.reporter.barrier(*key)
@@ -113,7 +112,7 @@ def read_map(machine: Machine, item: Instruction, operand: Mem, thread: int):
 
 
 def _destinations(machine: Machine, item: Instruction, thread: int, address: int) -> list[int]:
-    if "multicast::cluster" not in item.mods:
+    if not _is_multicast(item):
         return [address >> RANK_SHIFT]
     mask = machine.value(item, item.args[item.info["mask"]], thread, item.info["mask_kind"])
     if mask >> machine.ctas or not mask:
@@ -121,28 +120,43 @@ def _destinations(machine: Machine, item: Instruction, thread: int, address: int
     return [cta for cta in range(machine.ctas) if mask >> cta & 1]
 
 
+def _is_multicast(item: Instruction) -> bool:
+    return any(mod.startswith("multicast::cluster") for mod in item.mods)
+
+
+def _owners(machine: Machine, item: Instruction, ctas: list[int], barrier: int) -> list[int]:
+    """Whose mbarrier each destination completes on: its own. 9.7.9.27.1.2.
+
+    With .cta_group::2 that of its pair whose rank is even or odd as the given mbarrier's is.
+    """
+    rank = barrier >> RANK_SHIFT
+    pairs = "cta_group::2" in item.mods
+    owners = [cta & ~1 | rank & 1 for cta in ctas] if pairs else ctas
+    if not _is_multicast(item) and owners != [rank]:
+        machine.fault("bounds", item, "the mbarrier lies in another CTA than the destination")
+    return owners
+
+
 def _issue_load(
     machine: Machine, item: Instruction, thread: int, dst: int, barrier: int, tile: tuple,
     fetch: object, num_bytes: int,
 ) -> None:  # fmt: skip
-    multicast = "multicast::cluster" in item.mods
     ctas = _destinations(machine, item, thread, dst)
     mine = thread // machine.block
-    remote = multicast or "shared::cluster" in item.mods and machine.ctas > 1
+    remote = _is_multicast(item) or "shared::cluster" in item.mods and machine.ctas > 1
     found = find(machine, item, barrier, thread, remote=remote, by_async=True)
     space = next(mod for mod in item.mods if mod.startswith("shared"))  # the destination's
     if space == "shared::cta" and dst >> RANK_SHIFT != mine:
         machine.fault("bounds", item, f"shared::cta destination {dst:#x} in another CTA")
-    if not multicast and barrier >> RANK_SHIFT != dst >> RANK_SHIFT:
-        machine.fault("bounds", item, "the mbarrier lies in another CTA than the destination")
+    owners = _owners(machine, item, ctas, barrier)
     found.issued = max(found.issued, found.phase + 1)
     found.issued_pc = item.pc
     warp = thread // 32
     for cta in ctas:
         if cta != mine:
             check_there(machine, item, cta, warp)
-    load = Load(item, thread, ctas, *tile, fetch, barrier & OFFSET_MASK,
-                None if multicast else barrier >> RANK_SHIFT, num_bytes,
+    load = Load(item, thread, list(zip(ctas, owners, strict=True)), *tile, fetch,
+                barrier & OFFSET_MASK, num_bytes,
                 machine.clocks.snapshot(warp, warp + 1))  # fmt: skip
     machine.clocks.tick(warp, warp + 1)
     machine.start(partial(load.run, machine))
@@ -242,7 +256,7 @@ def _prefetch(machine: Machine, fiber: Fiber, item: Instruction) -> None:
 def _decode_load(item: Instruction) -> dict:
     """Positions of the optional multicast mask; a cache policy may follow it."""
     count = 3 if isinstance(item.args[2], Mem) else 4
-    multicast, hint = "multicast::cluster" in item.mods, "L2::cache_hint" in item.mods
+    multicast, hint = _is_multicast(item), "L2::cache_hint" in item.mods
     if len(item.args) != count + multicast + hint:
         raise refuse(item, "operands do not fit the modifiers")
     if "tensor" in item.mods and (len(item.args[1].extra) != 1 or
@@ -250,18 +264,28 @@ def _decode_load(item: Instruction) -> dict:
         raise refuse(item, "[map, {coordinates}] is wanted")
     if "tensor" in item.mods and len(item.args[1].extra[0].items) != int(item.mods[4][0]):
         raise refuse(item, "as many coordinates as dimensions are wanted")
-    constant_mask = multicast and isinstance(item.args[count], Imm)
-    return {"mask": count, "mask_kind": "u32" if constant_mask else "u16"}
+    wide = multicast and isinstance(item.args[count], Imm) or (
+        "multicast::cluster::32b" in item.mods
+    )
+    return {"mask": count, "mask_kind": "u32" if wide else "u16"}
 
 
 DIMS = "(.1d,.2d,.3d,.4d,.5d)"
 HINT = "{.L2::cache_hint}"
 _BYTES = ".mbarrier::complete_tx::bytes"
+_PAIR = f"cp.async.bulk.tensor{DIMS}.shared::cluster.global{{.tile}}{_BYTES}"
 _TO_SHARED = "(.shared::cluster,.shared::cta).global"
 TABLE = (
     Row(f"cp.async.bulk.tensor{DIMS}(.shared::cluster,.shared::cta).global{{.tile}}{_BYTES}"
         f"{{.multicast::cluster}}{HINT}", "m m m r? r?", _tensor_load, "9.7.9.27.1.2",
         decode=_decode_load),
+    Row(f"{_PAIR}{{.multicast::cluster,.multicast::cluster::16b}}(.cta_group::1,.cta_group::2)"
+        f"{HINT}", "m m m r? r?", _tensor_load, "9.7.9.27.1.2", decode=_decode_load,
+        needs="tcgen05"),
+    Row(f"{_PAIR}.multicast::cluster::32b{{.cta_group::1,.cta_group::2}}{HINT}", "m m m r r?",
+        _tensor_load, "9.7.9.27.1.2", decode=_decode_load, needs="mask-32b"),
+    Row(f"cp.async.bulk.shared::cluster.global{_BYTES}.multicast::cluster::32b{HINT}",
+        "m m r m r r?", _flat_load, "9.7.9.25.4.1", decode=_decode_load, needs="mask-32b"),
     Row(f"cp.async.bulk{_TO_SHARED}{_BYTES}{{.multicast::cluster}}{HINT}",
         "m m r m r? r?", _flat_load, "9.7.9.25.4.1", decode=_decode_load),
     Row(f"cp.async.bulk.shared::cluster.shared::cta{_BYTES}", "m m r m", _push, "9.7.9.25.4.1"),

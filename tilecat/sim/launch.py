@@ -64,7 +64,9 @@ def parse(text: str, files: dict[int, str] | None = None) -> Program:
     Raises:
         MachineError: syntax, instructions, modifiers or operand forms that are not implemented.
     """
-    return parse_program(text, TABLE, files)
+    program = parse_program(text, TABLE, files)
+    tensor_alloc.check_groups(program)
+    return program
 
 
 def _three(value: int | Sequence[int], what: str) -> tuple[int, int, int]:

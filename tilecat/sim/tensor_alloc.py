@@ -8,7 +8,7 @@ import numpy as np
 
 from tilecat.sim.fibers import WARP, Fiber, cut, whole_warps
 from tilecat.sim.parse import Imm, Instruction
-from tilecat.sim.program import refuse
+from tilecat.sim.program import Program, refuse
 from tilecat.sim.table import BLOCK, NEXT, Row
 from tilecat.sim.tensor_memory import (
     Allocation,
@@ -43,6 +43,21 @@ def reset(machine: Machine) -> None:
 def group_of(item: Instruction) -> int:
     """CTAs that a tcgen05 instruction is about: 1, or 2 for a pair."""
     return 2 if "cta_group::2" in item.mods else 1
+
+
+def check_groups(program: Program) -> None:
+    """All tcgen05 instructions of a kernel have the same `.cta_group`. 9.7.17.7.1.
+
+    Raises:
+        MachineError: both occur.
+    """
+    first = None
+    for item in program.instructions:
+        if item.mods[:1] == ("tcgen05",) and any(m.startswith("cta_group") for m in item.mods):
+            first = first or item
+            if group_of(item) != group_of(first):
+                raise refuse(item, f"one .cta_group in a kernel is wanted, PTX line {first.line} "
+                             f"has .cta_group::{group_of(first)}")  # fmt: skip
 
 
 def members(machine: Machine, item: Instruction, cta: int) -> tuple[int, ...]:
