@@ -81,13 +81,17 @@ def run() -> None:
 def report(source: str, target: str) -> None:
     """Puts the counters beside the model; writes a results file, prints a table."""
     lines = Path(source).read_text().splitlines()
-    start = next(i for i, line in enumerate(lines) if line.startswith('"ID"'))
     device = next((line[8:] for line in lines if line.startswith("device: ")), "")
+    quoted = [line for line in lines if line.startswith('"')]  # beside ncu's and run's own lines
     counted = [
         int(float(row["Metric Value"].replace(",", "")))
-        for row in csv.DictReader(line for line in lines[start:] if line.startswith('"'))
+        for row in csv.DictReader(quoted)
         if row["Metric Name"] == COUNTER
     ]
+    if len(counted) != 2 * len(PAIRS):
+        raise SystemExit(
+            f"{source}: {COUNTER} of {2 * len(PAIRS)} launches is wanted, got {len(counted)}"
+        )
     rows = []
     for pair, measured in zip(PAIRS, counted[1::2], strict=True):
         m, n, k, order, group = pair
