@@ -35,10 +35,11 @@ class Work(Protocol):
 
 @dataclass
 class TensorCore:
-    """Work of a CTA or of a pair that is not done yet."""
+    """Work of a CTA or of a pair that is not done yet, and what its collector buffers hold."""
 
     number: int
     queue: deque[Work] = field(default_factory=deque)
+    collectors: dict[str, tuple] = field(default_factory=dict)
 
 
 @dataclass
@@ -115,18 +116,22 @@ def issue(machine: Machine, item: Instruction, thread: int) -> tuple[Stream, Iss
     stream.pc = item.pc
     return stream, Issue(
         item, thread, ctas, stream.core.number, stream.agent, stream.a_agent, stream.commits + 1,
-        stream.a_commits + 1, knowledge(machine, warp), _snapshot(machine, warp),
-        int(machine.clocks.know[warp, GENERIC, warp]),
+        stream.a_commits + 1, *_snapshot(machine, warp),
     )  # fmt: skip
 
 
-def _snapshot(machine: Machine, warp: int) -> np.ndarray:
-    """Both rows of what a warp knows; the same array until somebody learns something."""
-    version, number, snapshot = machine.tensor_snapshot
+def _snapshot(machine: Machine, warp: int) -> tuple[Known, np.ndarray, int]:
+    """What a warp knows, and its time: the same objects until somebody learns something.
+
+    What the warp does itself after this is later than what it gave to the tensor core.
+    """
+    version, number, found = machine.tensor_snapshot
     if version != machine.clocks.version or number != warp:
-        snapshot = machine.clocks.snapshot(warp, warp + 1)
-        machine.tensor_snapshot = (machine.clocks.version, warp, snapshot)
-    return snapshot
+        clock = int(machine.clocks.know[warp, GENERIC, warp])
+        found = knowledge(machine, warp), machine.clocks.snapshot(warp, warp + 1), clock
+        machine.clocks.tick(warp, warp + 1)
+        machine.tensor_snapshot = (machine.clocks.version, warp, found)
+    return found
 
 
 # ---- commit
@@ -181,8 +186,9 @@ def _commit(machine: Machine, fiber: Fiber, item: Instruction) -> None:
         if not only_a:
             stream.commits += stream.open > 0
             stream.open = 0
+        known = _snapshot(machine, thread // WARP)[1]
         commit = Commit(item, thread, _targets(machine, item, thread), stream, stream.commits,
-                        stream.a_commits, only_a, _snapshot(machine, thread // WARP))  # fmt: skip
+                        stream.a_commits, only_a, known)  # fmt: skip
         stream.core.queue.append(commit)
         machine.start(partial(_drain, machine, stream.core, commit))
 

@@ -9,11 +9,10 @@ import numpy as np
 
 from tilecat.sim.bulk import as_slice
 from tilecat.sim.fibers import Fiber
-from tilecat.sim.parse import Imm, Instruction, Mem, Vec
-from tilecat.sim.program import refuse
+from tilecat.sim.parse import Instruction, Mem
 from tilecat.sim.table import Row
-from tilecat.sim.tensor_alloc import group_of
 from tilecat.sim.tensor_core import Issue, TensorCore, issue
+from tilecat.sim.tensor_forms import FORMS, Form, decode
 from tilecat.sim.tensor_memory import (
     LANES,
     Operation,
@@ -40,22 +39,7 @@ from tilecat.sim.tensor_shapes import Shape, decode_shape
 if TYPE_CHECKING:
     from tilecat.sim.core import Machine
 
-_MAX_SCALE = 15  # scale-input-d: D times 2 to the minus 0 to 15
 _WORD = 4
-
-
-@dataclass(frozen=True)
-class Form:
-    """A decoded mma: kind, CTAs, block of a scale, A's operand, mask, power of D's scale."""
-
-    kind: str
-    group: int
-    block: int
-    from_memory: bool
-    mask: tuple
-    scale: int
-    enable: object
-    scales: tuple[Mem, ...]
 
 
 @dataclass(frozen=True)
@@ -86,7 +70,8 @@ class Mma:
         return (
             isinstance(other, Mma) and other.accumulate and self.shape == other.shape
             and self.d == other.d and not self.form.scale and not other.form.scale
-            and not self.scales and self.lanes_off is None and other.lanes_off is None
+            and not self.scales and set(self.form.collectors + other.form.collectors) == {"discard"}
+            and self.lanes_off is None and other.lanes_off is None
             and isinstance(self.a, Operand) and isinstance(other.a, Operand)
             and self.shape.d_type == "f32" and self.issue.snapshot is other.issue.snapshot
             and self.issue.known is other.issue.known and self.issue.agent == other.issue.agent
@@ -188,6 +173,7 @@ def _execute(machine: Machine, parts: list[Mma]) -> None:
     number = machine.tensor_operations.add(_operation(first))
     a = [_fetch_a(machine, cta, parts, number) for cta in first.issue.ctas]
     b = [_fetch_b(machine, cta, parts) for cta in first.issue.ctas]
+    _collect(machine, first, (a, b))
     columns = np.concatenate(b) if group == 2 else b[0]
     negative = shape.signs[0] * shape.signs[1] < 0
     for index, cta in enumerate(first.issue.ctas):
@@ -198,6 +184,30 @@ def _execute(machine: Machine, parts: list[Mma]) -> None:
         if negative:
             product = -product
         _accumulate(machine, machine.tensor_memory[cta], first, product, number, index)
+
+
+def _collect(machine: Machine, part: Mma, values: tuple[list, list]) -> None:
+    """The collector buffers: a permission to reuse what a fill has read. 9.7.17.10.
+
+    They need not be used, so what lies in memory must be what they hold.
+    """
+    item, held = part.issue.item, part.core.collectors
+    operands = ((part.a, part.shape.a_type), (part.b, part.shape.b_type))
+    for name, use, (place, kind), data in zip("ab", part.form.collectors, operands, values,
+                                              strict=True):  # fmt: skip
+        key = (part.form.kind, kind, place.key if isinstance(place, Operand) else place)
+        if use in ("use", "lastuse"):
+            filled, kept = held.get(name, (None, None))
+            if filled != key:
+                machine.report("tcgen05", item, f".collector::{name}::{use} without a fill of the "
+                               "same operand and kind that is still valid")  # fmt: skip
+            elif not np.array_equal(kept, np.stack(data), equal_nan=True):
+                machine.report("race", item, f".collector::{name}::{use}: the operand in memory "
+                               "has changed since its fill, either can be taken")  # fmt: skip
+        if use == "fill":
+            held[name] = (key, np.stack(data))
+        elif use != "use":
+            held.pop(name, None)
 
 
 def _product(shape: Shape, a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -355,61 +365,7 @@ def _words(values: np.ndarray, shape: Shape) -> np.ndarray:
     return np.ascontiguousarray(values.astype(np.float32)).view(np.uint32)
 
 
-# ---- forms
-def _decode(item: Instruction) -> Form:
-    kind = next(mod for mod in item.mods if mod.startswith("kind::")).removeprefix("kind::")
-    group, args = group_of(item), item.args[4:]
-    mask, scales = (), ()
-    if "block_scale" in item.mods:
-        scales, args = item.args[4:6], args[2:]
-        return Form(kind, group, _block(item), isinstance(item.args[1], Mem), (), 0, args[0],
-                    scales)  # fmt: skip
-    if isinstance(args[0], Vec):
-        mask, args = args[0].items, args[1:]
-        if len(mask) != 4 * group:
-            raise refuse(item, f"{4 * group} words of lanes are wanted")
-    scale = 0
-    if len(args) > 1:
-        if not isinstance(args[1], Imm) or not 0 <= args[1].value <= _MAX_SCALE:
-            raise refuse(item, f"D is scaled by a constant from 0 to {_MAX_SCALE}")
-        if kind not in ("f16", "tf32"):
-            raise refuse(item, "D is scaled for kinds f16 and tf32 only")
-        scale = args[1].value
-    return Form(kind, group, 0, isinstance(item.args[1], Mem), mask, scale, args[0], ())
-
-
-# Elements a scale by modifier and kind: 9.7.17.10.7.1, tables 59 and 60; .scale_vec::NX names the
-# scales of 64 elements, of 32 for mxf8f6f4.
-_BLOCKS = {
-    "mxf8f6f4": {"": 32, "block32": 32, "scale_vec::1X": 32},
-    "mxf4": {"": 32, "block32": 32, "scale_vec::2X": 32},
-    "mxf4nvf4": {"block16": 16, "block32": 32, "scale_vec::4X": 16, "scale_vec::2X": 32},
-}
-
-
-def _block(item: Instruction) -> int:
-    kind = next(mod for mod in item.mods if mod.startswith("kind::")).removeprefix("kind::")
-    given = next((mod for mod in item.mods if mod.startswith(("block1", "block3", "scale_"))), "")
-    found = _BLOCKS[kind].get(given)
-    if found is None:
-        wanted = ", ".join(f".{name}" for name in _BLOCKS[kind] if name)
-        raise refuse(item, f"kind::{kind} has {wanted}")
-    return found
-
-
-_MMA = "tcgen05.mma(.cta_group::1,.cta_group::2)"
-_PLAIN = "(.kind::f16,.kind::tf32,.kind::f8f6f4)"
-_SCALED = "(.kind::mxf8f6f4,.kind::mxf4,.kind::mxf4nvf4).block_scale"
-_A = "{.collector::a::fill,.collector::a::use,.collector::a::lastuse,.collector::a::discard}"
-TABLE = (
-    Row(f"{_MMA}{_PLAIN}", "m rm r r q i?", _mma, "9.7.17.10.9.1", decode=_decode,
-        needs="tcgen05"),
-    Row(f"{_MMA}{_PLAIN}", "m rm r r v q i?", _mma, "9.7.17.10.9.1", decode=_decode,
-        needs="tcgen05"),
-    Row(f"{_MMA}{_SCALED}{{.block16,.block32}}", "m rm r r m m q", _mma, "9.7.17.10.9.1",
-        decode=_decode, needs="tcgen05"),
-    Row(f"{_MMA}{_SCALED}(.scale_vec::1X,.scale_vec::2X,.scale_vec::4X)", "m rm r r m m q", _mma,
-        "9.7.17.10.9.1", decode=_decode, needs="scale-vec"),
-    Row(f"{_MMA}.kind::i8", "m rm r r q", _mma, "9.7.17.10.9.1", decode=_decode, needs="i8"),
-    Row(f"{_MMA}.kind::i8", "m rm r r v q", _mma, "9.7.17.10.9.1", decode=_decode, needs="i8"),
-)  # fmt: skip
+TABLE = tuple(
+    Row(pattern, operands, _mma, "9.7.17.10.9.1", decode=decode, needs=needs)
+    for pattern, operands, needs in FORMS
+)
