@@ -10,6 +10,7 @@ if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 
 from pipeline import (  # noqa: E402
+    test_grids,
     test_lcsf,
     test_multicast,
     test_overlay,
@@ -88,3 +89,23 @@ def test_rows_and_packed_batches_run():
     exact = torch.einsum("tk,tkn->tn", x.double(), weights.double()[rows])
     torch.testing.assert_close(out[:total].double(), exact, rtol=2**-7, atol=2**-7)
     assert out[total:].isnan().all()
+
+
+@pytest.mark.parametrize("name", test_grids.SCHEDULES)
+def test_each_cta_has_one_task(name):
+    schedule, tasks = test_grids.SCHEDULES[name]
+    kernel = test_grids.visits(schedule, persistent=False)
+    x = torch.zeros(188, 64, device="cuda", dtype=torch.bfloat16)
+    for _ in range(3):  # the first call prepares those after it
+        who = torch.zeros(tasks + 3, 2, device="cuda", dtype=torch.int32)
+        kernel(x, who, 4)
+        assert who[:tasks, 0].tolist() == list(range(1, tasks + 1))
+        assert who[:tasks, 1].eq(tasks).all() and not who[tasks:].any()
+
+
+def test_a_persistent_grid_has_the_ctas_that_the_gpu_holds():
+    schedule, tasks = test_grids.SCHEDULES["extents"]
+    who = torch.zeros(tasks, 2, device="cuda", dtype=torch.int32)
+    x = torch.zeros(188, 64, device="cuda", dtype=torch.bfloat16)
+    test_grids.visits(schedule)(x, who, 4)
+    assert who[:, 1].eq(torch.cuda.get_device_properties(0).multi_processor_count).all()
