@@ -94,6 +94,22 @@ def copies_arrive(X: gl[bf16, "M", 64], Y: gl[bf16, "M", 64]):
 
 
 @tc.kernel
+def elements(X: gl[f32, "M", 64], Y: gl[f32, "M", 64]):
+    """Single elements, from anywhere to anywhere in a vector: column 0, rows turned."""
+    full = tc.barrier(arrivals=128)
+    with tc.warpgroup():
+        vector = tc.shared(sv[f32, 8])
+        tc.copy_async(vector.at(7), X.at(8, 5))  # outside: zero
+        for i in tc.range(7):
+            tc.copy_async(vector.at(i), X.at(7 - i, 5))
+        full.arrive_after_copies()
+        full.wait(0)
+        tc.store(Y.at(0, 5), tc.load(vector.at(7), f32))
+        for j in tc.range(7):
+            tc.store(Y.at(7 - j, 5), tc.load(vector.at(j)))
+
+
+@tc.kernel
 def groups(X: gl[f32, "M", 64], Y: gl[f32, "M", 64], n: s32):
     """Two groups of copies under way; each is waited for in its turn."""
     with tc.warpgroup():
@@ -170,6 +186,11 @@ CASES = (
     _case("try_wait", polls, 64, np.zeros(1, np.int32)),
     _case("elected lane", elected_lane, 64),
     _case("copies arrive", copies_arrive, 128, dtype="bf16"),
+    MemoryCase(
+        "copies of elements", elements,
+        lambda: {"X": numbers((8, 64), "f32"), "Y": zeros((8, 64), "f32", 3)},
+        lambda a: {"Y": np.where(np.arange(64) == 5, np.pad(a["X"][1:], ((1, 0), (0, 0))), 3)},
+    ),
     _case("copy groups", groups, 64 * 5, 5),
     _case("each arrives", counts, 64),
     _case("fences", fences, 64, np.zeros((64, 64), np.float32)),

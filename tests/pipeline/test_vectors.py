@@ -64,6 +64,85 @@ def test_a_vector_a_step(m, params):
     reference.assert_close(c, exact, BF16)
 
 
+@tc.kernel
+def scaled_steps(A: gl[bf16, "M", "K"], B: gl[bf16, "K", "N"], S: gl[f32, "S", "N2"],
+                 C: gl[bf16, "M", "N"], *, alone=False, stages=2):  # fmt: skip
+    """C = sum over steps of 64 of K of S[step, col] * (A @ B of the step)."""
+    tasks = tc.row_major(tc.cdiv(A.rows, 64), tc.cdiv(B.cols, 64))
+    pipe = tc.lcf(consumers=1, stages=stages, tasks=tasks, steps=tc.cdiv(A.cols, 64))
+    a, b = (pipe.input(st[bf16, 64, 64]) for _ in range(2))
+    scale = pipe.input(sv[f32, 4], **({"ring": "scales"} if alone else {}))
+    c = pipe.output(st[bf16, 64, 64])
+    part, acc = (tc.empty(rt[f32, 64, 64]) for _ in range(2))
+
+    @pipe.load
+    def _(task, k):
+        tc.load_async(a, A[task.row, k])
+        tc.load_async(scale.at(1), S.at(k, task.col))
+        tc.load_async(scale.at(task.col & 1), S.at(k, task.col))
+        tc.load_async(b, B[k, task.col])
+
+    @pipe.start
+    def _(task):
+        tc.fill(acc, 0.0)
+
+    @pipe.compute
+    def _(task, k):
+        tc.mma_AB(part, a, b, accumulate=False)
+        tc.mma_wait()
+        tc.fma(part, tc.load(scale.at(1), f32), acc, out=acc)
+
+    @pipe.finish
+    def _(task):
+        c.store(C[task.row, task.col], acc)
+
+
+@pytest.mark.parametrize("n", [136, 130], ids=["by TMA", "by threads"])
+@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("stages", [1, 3, 11])
+def test_an_element_a_step(n, alone, stages):
+    """11 stages: the output lies in a free one, which the producer passes on."""
+    m, k = 100, 328
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal(shape).astype(BF16) for shape in ((m, k), (k, n)))
+    scales = rng.uniform(0.5, 2, (6, 3)).astype(np.float32)
+    c = np.full((m, n), np.nan, BF16)
+    scaled_steps(a, b, scales, c, grid=1, alone=alone, stages=stages)
+    exact = [
+        reference.matmul(np.repeat(scales[:, col].astype(np.float64), 64)[:k] * a,
+                         b[:, 64 * col : 64 * col + 64]) for col in range(3)
+    ]  # fmt: skip
+    for col, found in enumerate(exact):
+        reference.assert_close(c[:, 64 * col : 64 * col + 64], found, BF16)
+
+
+WRONG = (
+    (lambda v, t, S: tc.load_async(t.at(0), S.at(0, 0)), "elements are those of vectors"),
+    (lambda v, t, S: tc.load_async(v.at(4), S.at(0, 0)), r"an element of sv\[f32, 4\], 0 to 3"),
+    (lambda v, t, S: tc.load_async(v.at(0), S.at(0, 0), multicast=True), "tiles are multicast"),
+    (lambda v, t, S: tc.load_async(t, S[0, 0]), "each of its 1 tiles is loaded once a step"),
+)
+
+
+@pytest.mark.parametrize(("load", "message"), WRONG, ids=[message for _, message in WRONG])
+def test_elements_refuse(load, message):
+    @tc.kernel
+    def wrong(S: gl[f32, "M", "N"]):
+        pipe = tc.lcf(consumers=1, stages=2, tasks=tc.row_major(1, 1), steps=1)
+        vector, tile = pipe.input(sv[f32, 4]), pipe.input(st[f32, 64, 32])
+
+        @pipe.load
+        def _(task, k):
+            load(vector, tile, S)
+
+        @pipe.compute
+        def _(task, k):
+            tc.load(tile)
+
+    with pytest.raises(tc.TileError, match=message):
+        wrong.compile()
+
+
 def test_a_vector_is_not_loaded_in_parts():
     with pytest.raises(LayoutError, match="a vector has no parts"):
         scaled_rows.compile(n=1, cluster=2, multicast=True)

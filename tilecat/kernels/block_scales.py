@@ -7,8 +7,8 @@ tensor cores work for the other consumer: two of them are never long at the same
     consumer 0   mma to part | wait, acc += scale part | mma to part           | wait, acc += ...
     consumer 1               | mma to part             | wait, acc += scale part | mma to part
 
-Scales of A travel with the tiles of a step, through shared memory; those of B, a number a block,
-are loaded a step ahead.
+Scales travel with the tiles of a step, through shared memory: of A a vector for each consumer's
+rows, of B a number for each block of the tile's columns.
 """
 
 from __future__ import annotations
@@ -34,25 +34,35 @@ class BlockScales:
         of_a: [..., K/128, M].
         of_b: [..., K/128, N/128].
         rows: a pipeline's input: scales of the rows of each consumer.
+        cols: a pipeline's input: scales of the blocks of the tile's columns.
+        tile_n: columns of a tile.
         out: the output, whose leading axes theirs are matched with.
     """
 
     of_a: Any
     of_b: Any
     rows: Any
+    cols: Any
+    tile_n: int
     out: Any
 
     @classmethod
     def take(
-        cls, pipe: Any, args: tuple[Any, ...], out: Any, consumers: int
+        cls, pipe: Any, args: tuple[Any, ...], out: Any, consumers: int, tile_n: int
     ) -> tuple[BlockScales, tuple[Any, ...]]:
         """The scales at the head of the kernel's further arguments, and the others."""
         of_a, of_b, *others = args
         rows = pipe.input(sv[f32, ROWS], count=consumers)
-        return cls(of_a, of_b, rows, out), tuple(others)
+        cols = pipe.input(sv[f32, 4])  # 16 bytes, a vector's least
+        return cls(of_a, of_b, rows, cols, tile_n, out), tuple(others)
+
+    @property
+    def blocks(self) -> range:
+        """First columns of the tile's blocks."""
+        return range(0, self.tile_n, min(self.tile_n, BLOCK))
 
     def load(self, task: Any, k: Any, first: Any = None) -> None:
-        """Loads a step's scales of A.
+        """Loads a step's scales.
 
         Args:
             task: whose batch, and block rows, it is.
@@ -65,46 +75,34 @@ class BlockScales:
             if first is not None:
                 place = self.of_a.at(*lead, k, first + i * ROWS)
             tc.load_async(self.rows[i], place)
+        lead = plane(self.of_b, self.out, task.batch, "KB")
+        for i, col in enumerate(self.blocks):
+            block = (task.col * self.tile_n + col) // BLOCK
+            tc.load_async(self.cols.at(i), self.of_b.at(*lead, k, block))
 
-    def add_steps(self, pipe: Any, acc: Any, a: Any, b: Any, place_of: Any) -> None:
-        """`acc = sum over steps of scale_a scale_b (A @ B of the step)`: the consumers' steps.
-
-        Args:
-            pipe, acc, a, b: of the kernel.
-            place_of: from a task to coordinates in the output.
-        """
-        cols = acc.type.cols
-        wide = min(cols, BLOCK)
-        tc.require(a.kind.cols == BLOCK and cols % wide == 0 and BLOCK % wide == 0,
+    def add_steps(self, pipe: Any, acc: Any, a: Any, b: Any) -> None:
+        """`acc = sum over steps of scale_a scale_b (A @ B of the step)`: the consumers' steps."""
+        wide = min(self.tile_n, BLOCK)
+        tc.require(a.kind.cols == BLOCK and self.tile_n % wide == 0 and BLOCK % wide == 0,
                    f"matmul: a step is one block of {BLOCK}, and a tile one, half of one or "
-                   f"several, got tile_k={a.kind.cols}, tile_n={cols}")  # fmt: skip
+                   f"several, got tile_k={a.kind.cols}, tile_n={self.tile_n}")  # fmt: skip
         part = tc.empty(rt[f32, ROWS, wide])
-        blocks = range(0, cols, wide)
 
         @pipe.consume
         def _(task: Any, steps: Any) -> None:
-            *batch, _, col = place_of(task)
-            lead = plane(self.of_b, self.out, batch, "KB")
-
-            def of_block(k: Any, first: int) -> Any:
-                return tc.load(self.of_b.at(*lead, k, (col + first) // BLOCK), f32)
-
             tc.fill(acc, 0.0)
-            scales = [tc.var(of_block(0, first)) for first in blocks]
-            for k in tc.range(steps):
+            for _k in tc.range(steps):
                 a.wait()
-                tile, factors = b.tile, []
-                for first in blocks:
-                    tc.mma_AB(part, a[pipe.consumer], tile[:, first : first + wide],
-                              accumulate=False)  # fmt: skip
-                    if not factors:  # while the first product is under way
+                tile, scales = b.tile, []
+                for i, col in enumerate(self.blocks):
+                    place = slice(col, col + wide)
+                    tc.mma_AB(part, a[pipe.consumer], tile[:, place], accumulate=False)
+                    if i == 0:  # while the first product is under way
                         rows = tc.load(self.rows[pipe.consumer], rv[f32, ROWS])
-                        factors = [rows * scale.get() for scale in scales]
-                        for scale, block in zip(scales, blocks, strict=True):
-                            scale.set(of_block(k + 1, block))
+                        scales = [rows * tc.load(self.cols.at(j), f32)
+                                  for j in range(len(self.blocks))]  # fmt: skip
                         tc.barrier_sync(pipe.consumer + 1, THREADS)  # all have read their scales
                     tc.mma_wait()
-                    if first == blocks[-1]:
+                    if col == self.blocks[-1]:
                         a.release()
-                    sums = acc[:, first : first + wide]
-                    tc.fma(part, factors[first // wide], sums, out=sums)
+                    tc.fma(part, scales[i], acc[:, place], out=acc[:, place])

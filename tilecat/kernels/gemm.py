@@ -111,7 +111,7 @@ def matmul(A: gl[TA, ..., "M", "K"], B: gl[TB, ..., "K", "N"], C: inout[TC, ...,
     a = pipe.input(st[multiplied_as(A), 64, tile_k, order_of(A, "row")], count=n)
     b = pipe.input(st[multiplied_as(B), tile_k, tile_n, order_of(B, "col")])
     b2 = pipe.input(st[multiplied_as(B), tile_k, tile_n, order_of(more, "col")]) if second else None
-    scales, args = BlockScales.take(pipe, args, C, n) if block_scales else (None, args)
+    scales, args = BlockScales.take(pipe, args, C, n, tile_n) if block_scales else ((), args)
     c = pipe.output(st[C.dtype, 64, tile_n])
     acc = pipe.accumulator(s32 if A.dtype == s8 else f32, 64, tile_n)
     acc2 = pipe.accumulator(acc.dtype, 64, tile_n) if second else None
@@ -128,7 +128,7 @@ def matmul(A: gl[TA, ..., "M", "K"], B: gl[TB, ..., "K", "N"], C: inout[TC, ...,
             tc.load_async(to, x[*plane(x, C, task.batch, "KN"), k, task.col], multicast=True)
 
     if scales:
-        scales.add_steps(pipe, acc, a, b, place_of)
+        scales.add_steps(pipe, acc, a, b)
     else:
 
         @pipe.compute

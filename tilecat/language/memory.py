@@ -12,12 +12,12 @@ from ..ops.cluster import LoadPeer, StorePeer
 from ..ops.global_memory import LoadGlobal, StoreGlobal
 from ..ops.global_scalars import LoadScalar, StoreScalar
 from ..ops.memory import AllocShared, LoadShared, StoreShared, ViewShared
-from ..ops.shared_vectors import LoadVector, StoreVector
+from ..ops.shared_vectors import LoadElement, LoadVector, StoreVector
 from ..tiles import RegTileType, RegVecType, SharedTileType, SharedVecType
 from .functions import held_by_scope, tile_of
 from .scalars import Scalar, operand_of
 from .tensor import TensorTile, load_tensor, store_tensor
-from .values import PeerTile, Registers, RegTile, RegVec, SharedVec, wrap
+from .values import PeerTile, Registers, RegTile, RegVec, SharedElement, SharedVec, wrap
 from .views import GlobalTile
 
 
@@ -75,8 +75,9 @@ def load(
 
     Args:
         source: a shared tile or vector, a pipeline's, one of a peer, a tile of tensor memory (64
-            rows, by a warpgroup), or a place in a tensor:
-            `A[row, col]`, `A[rows, col]` with an s32 vector of rows to gather, `starts[b]`.
+            rows, by a warpgroup), an element of a shared vector, `vector.at(i)`, which every thread
+            gets, or a place in a tensor: `A[row, col]`, `A[rows, col]` with an s32 vector of rows
+            to gather, `starts[b]`.
         kind: the registers' type: `rt[f32, 64, 64]`, `rv[f32, 64]`; for a place also f32, s32 or
             u32, for one element. Without one a shared tile keeps its shape, a shared vector
             becomes a row vector. An f32 vector takes bf16 and f16 from memory, exactly.
@@ -94,9 +95,18 @@ def load(
     if isinstance(source, TensorTile):
         return load_tensor(source)
     source = getattr(source, "tile", source)
+    if isinstance(source, SharedElement):
+        return _load_element(source, kind)
     if isinstance(source, SharedVec):
         return _load_vector(source.value, source.type, kind)
     return wrap(add(LoadShared(tile_of(source, "load"), order)).result)
+
+
+def _load_element(source: SharedElement, kind: Any) -> Scalar:
+    dtype = source.vector.type.dtype
+    if kind not in (None, dtype):
+        raise DTypeError(f"load: {source} holds {dtype}, got {kind}")
+    return Scalar(add(LoadElement(source.vector.value, source.index)).result)
 
 
 def _load_vector(source: Value, held: SharedVecType, kind: Any) -> Any:

@@ -8,7 +8,14 @@ from ..builder import add, current
 from ..dtypes import f32, s32, tf32
 from ..errors import LayoutError, SyncError
 from ..ir import Value
-from ..ops.copies import CHUNK_BYTES, CopyAsync, CopyByThreads, CopyGroup, contiguous_axis
+from ..ops.copies import (
+    CHUNK_BYTES,
+    CopyAsync,
+    CopyByThreads,
+    CopyElement,
+    CopyGroup,
+    contiguous_axis,
+)
 from ..ops.tma import BulkLoad, BulkStore, BulkWait, TmaLoad, TmaPrefetch, TmaStore
 from ..ptx.transfers import CACHE_POLICIES
 from ..tiles import ScalarType, SharedTileType, SharedVecType
@@ -16,7 +23,7 @@ from . import functions
 from .barriers import one_barrier
 from .regions import Region
 from .scalars import Scalar, binary, operand_of
-from .values import Registers, SharedTile, SharedVec
+from .values import Registers, SharedElement, SharedTile, SharedVec
 from .views import GlobalTile
 
 SharedPlace = SharedTile | SharedVec
@@ -419,11 +426,16 @@ def copy_async(tile: Any, source: GlobalTile) -> None:
     """Copies a tile of a tensor to shared memory by the scope's threads, asynchronously.
 
     Elements outside are zero, of views with an end too. `tc.copy_commit` closes a group of
-    copies, `tc.copy_wait` waits for groups; or `barrier.arrive_after_copies()`.
+    copies, `tc.copy_wait` waits for groups; or `barrier.arrive_after_copies()`. One element of 32
+    bits, `tc.copy_async(vector.at(i), A.at(row, col))`, goes from anywhere to anywhere.
 
-    Scope: warpgroup, warp. PTX: `cp.async` (ISA 9.7.9.25.3), 16 bytes a thread.
+    Scope: warpgroup, warp; an element: any. PTX: `cp.async` (ISA 9.7.9.25.3), 16 bytes a thread,
+    4 of an element.
     """
     where = _place(source, "copy_async", "tc.copy_async(tile, A[row, col])")
+    if isinstance(tile, SharedElement):
+        copy_element(tile, where)
+        return
     target = _shared_place(tile, "copy_async")
     regions = _regions(target, where, "copy_async")
     for number, region in enumerate(regions):
@@ -434,6 +446,12 @@ def copy_async(tile: Any, source: GlobalTile) -> None:
             chunks=moves_chunks(target, region),
         )  # fmt: skip
         add(op)
+
+
+def copy_element(element: SharedElement, place: GlobalTile) -> None:
+    """Copies an element of a tensor to one of a shared vector, asynchronously."""
+    coords, bounds = place.element()
+    add(CopyElement(element.vector.value, element.index, coords, place.arg, bounds))
 
 
 def copy_commit() -> None:

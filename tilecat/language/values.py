@@ -411,9 +411,34 @@ class SharedVec(_NoPythonValue):
         assert isinstance(self.value.type, SharedVecType), "a shared vector"
         return self.value.type
 
+    def at(self, index: Any) -> SharedElement:
+        """Its element `index`, an int or a run-time scalar: `tc.load(vector.at(i), f32)`.
+
+        Raises:
+            LayoutError: an int outside the vector.
+        """
+        return SharedElement(self, index)
+
     def __repr__(self) -> str:
         """Its type."""
         return str(self.type)
+
+
+class SharedElement(_NoPythonValue):
+    """A place in a shared vector."""
+
+    __slots__ = ("vector", "index")
+
+    def __init__(self, vector: SharedVec, index: Any):
+        length = vector.type.length
+        if isinstance(index, int) and not 0 <= index < length:
+            raise LayoutError(f"at: an element of {vector}, 0 to {length - 1}, got {index}")
+        self.vector = vector
+        self.index = operand_of(index, "at")
+
+    def __repr__(self) -> str:
+        """Its vector."""
+        return f"an element of {self.vector}"
 
 
 class PeerTile(_NoPythonValue):

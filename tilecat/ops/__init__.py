@@ -16,7 +16,7 @@ from .cluster import (
 from .conditions import CompareElements, Indices, SelectElements
 from .control import Elected, OneThread, Range, RoleSection, When
 from .convert import Cast
-from .copies import CopyArrive, CopyAsync, CopyByThreads, CopyGroup
+from .copies import CopyArrive, CopyAsync, CopyByThreads, CopyElement, CopyGroup
 from .cta import ReduceCta
 from .debug import DeviceAssert, Print
 from .elementwise import AllocRegisters, Fill, Map, MapScalar, Spread
@@ -48,7 +48,7 @@ from .scalar import (
     WarpIndex,
 )
 from .scan import Scan
-from .shared_vectors import LoadVector, StoreVector
+from .shared_vectors import LoadElement, LoadVector, StoreVector
 from .sync import (
     AllocBarriers,
     Arrive,
@@ -83,10 +83,11 @@ ALL_OPS: tuple[type[Op], ...] = (
     AllocBarriers, InitBarriers, Arrive, ArriveExpect, WaitBarrier, TestBarrier, NamedBarrier,
     FenceAsync, Fence, WarpSync, ClusterBarrier, GridDependency,
     AllocShared, AllocScratch, ViewShared, StoreShared, LoadShared,
-    LoadVector, StoreVector, PeerShared, CopyToPeer, SendToPeer, StorePeer, LoadPeer,
+    LoadVector, LoadElement, StoreVector, PeerShared, CopyToPeer, SendToPeer, StorePeer, LoadPeer,
     LoadGlobal, StoreGlobal, LoadScalar, StoreScalar,
     TmaLoad, TmaStore, TmaPrefetch, BulkWait, BulkLoad, BulkStore,
-    CopyByThreads, CopyAsync, CopyGroup, CopyArrive, AtomicGlobal, AtomicShared, AtomicVector,
+    CopyByThreads, CopyAsync, CopyElement, CopyGroup, CopyArrive,
+    AtomicGlobal, AtomicShared, AtomicVector,
     Mma, WarpMma, MmaWait, ViewRegisters,
     AllocTensor, AllocTensorMemory, FreeTensorMemory, ViewTensor, LoadTensor, StoreTensor,
     TensorFence, TensorMma, Commit,

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..errors import LayoutError, SyncError
+from ..errors import DTypeError, LayoutError, SyncError
 from ..ir import Access, Effect, Op, Scope, SharedRequest, TensorArg, Value, attribute, operand
 from ..layouts import bank_conflicts, ideal_wavefronts
 from ..layouts.banks import WARP
@@ -20,8 +20,9 @@ from ..ptx import instructions as ptx
 from ..ptx import transfers
 from ..tiles import SharedTileType, SharedVecType
 from .global_memory import number_text
-from .places import Bounds, Window, inside, item_bytes, window
-from .scalar import Operand
+from .global_scalars import all_inside
+from .places import Bounds, Window, element_address, inside, item_bytes, window
+from .scalar import Operand, require_s32
 from .tma import TileTransfer
 
 CHUNK_BYTES = 16  # the widest access of a thread, and what a swizzle moves as one
@@ -365,13 +366,72 @@ class CopyGroup(Op):
 
 
 @dataclass(eq=False)
+class CopyElement(Op):
+    """Asynchronous copy of one 32-bit element to a shared vector, by one thread of the scope.
+
+    Args:
+        vector: the shared vector.
+        index: of the element in it.
+        coords: of the element in the tensor, outermost first; outside it is zero.
+        arg: the tensor.
+        bounds: as in `GlobalAccess`.
+    """
+
+    verb: ClassVar[str] = "copy_async"
+    scopes: ClassVar[tuple[Scope, ...]] = (Scope.THREAD, Scope.WARPGROUP, Scope.WARP)
+    vector: Value = operand()
+    index: Operand = operand()
+    coords: tuple[Operand, ...] = operand()
+    arg: TensorArg = attribute()
+    bounds: Bounds = operand(default=())
+
+    def infer(self) -> tuple[Any, ...]:
+        """Nothing; one 32-bit dtype."""
+        require_s32("copy_async", *self.coords, self.index)
+        kind = self.vector.type
+        assert isinstance(kind, SharedVecType), "checked by the caller"
+        if kind.dtype.bits != 32 or kind.dtype != self.arg.type.dtype:
+            raise DTypeError(
+                "copy_async: an element is of 32 bits and of one dtype in the vector and the "
+                f"tensor, got {kind} and {self.arg.name} of {self.arg.type.dtype}"
+            )
+        return ()
+
+    @property
+    def loads(self) -> TensorArg:
+        """The tensor."""
+        return self.arg
+
+    def effects(self) -> tuple[Effect, ...]:
+        """Writes the vector, later."""
+        return (Effect(Access.ASYNC_WRITE, self.vector),)
+
+    def emit(self, w: Any) -> None:
+        """`cp.async` of 4 bytes; an element outside is not read."""
+        source = element_address(w, self.arg, self.coords)
+        mask = all_inside(w, self.arg, self.coords, self.bounds)
+        size, address = w.new("b32", "size"), w.new("b64", "source")
+        w.line(ptx.alu("selp.b32", size, 4, 0, mask))
+        w.line(ptx.alu("selp.b64", address, source, w.pointer(self.arg), mask))
+        place = w.text(w.offset(w.address(self.vector), self.index, 4))
+        w.line(transfers.cp_async(place, address, 4, size), pred=w.elected(self.scope))
+
+
+@dataclass(eq=False)
 class CopyArrive(Op):
-    """Each thread arrives on `barriers[index]` once its copies so far are done."""
+    """Each thread arrives on `barriers[index]` once its copies so far are done.
+
+    Args:
+        barriers: the mbarriers.
+        index: which of them.
+        each: every thread of the scope, or the one that copies elements.
+    """
 
     verb: ClassVar[str] = "arrive_after_copies"
-    scopes: ClassVar[tuple[Scope, ...]] = (Scope.WARPGROUP, Scope.WARP)
+    scopes: ClassVar[tuple[Scope, ...]] = (Scope.THREAD, Scope.WARPGROUP, Scope.WARP)
     barriers: Value = operand()
     index: Operand = operand()
+    each: bool = attribute(default=True)
 
     def effects(self) -> tuple[Effect, ...]:
         """Signals the barrier."""
@@ -379,6 +439,7 @@ class CopyArrive(Op):
 
     def emit(self, w: Any) -> None:
         """`cp.async.mbarrier.arrive.noinc`."""
-        w.line(transfers.cp_async_arrive(w.barrier(self.barriers, self.index)))
+        one = None if self.each else w.elected(self.scope)
+        w.line(transfers.cp_async_arrive(w.barrier(self.barriers, self.index)), pred=one)
 
 

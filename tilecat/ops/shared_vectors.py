@@ -24,9 +24,11 @@ from ..layouts import bank_conflicts
 from ..layouts.banks import WARP
 from ..ptx import instructions as ptx
 from ..ptx import transfers
-from ..tiles import PeerType, RegVecType, SharedVecType, TileType, place_type
+from ..tiles import PeerType, RegVecType, ScalarType, SharedVecType, TileType, place_type
 from .global_memory import memory_kind
+from .global_scalars import SCALARS
 from .places import fits_vector, half_register, held, lane_start, narrow, owner, widen
+from .scalar import Operand, require_s32
 
 
 @dataclass(eq=False)
@@ -122,6 +124,40 @@ class LoadVector(VectorMove):
             w.line(ptx.alu("mov.b32" if self.dtype == u8 else "mov.b16", half, 0))
             w.line(load(suffix, half, place), pred=there)
             widen(w, register, half, self.dtype)
+
+
+@dataclass(eq=False)
+class LoadElement(Op):
+    """One 32-bit element of a shared vector as a run-time scalar: a broadcast to all threads."""
+
+    verb: ClassVar[str] = "load"
+    shared: Value = operand()
+    index: Operand = operand()
+
+    @property
+    def requests(self) -> tuple[SharedRequest, ...]:
+        """One address: no conflicts."""
+        return (SharedRequest("ld.shared", 4, 1, 1),)
+
+    def infer(self) -> tuple[TileType, ...]:
+        """A scalar of the vector's dtype."""
+        require_s32("load", self.index)
+        kind = self.shared.type
+        if not isinstance(kind, SharedVecType) or kind.dtype.name not in SCALARS:
+            raise DTypeError(f"load: a scalar is {', '.join(SCALARS)}, got an element of {kind}")
+        return (ScalarType(kind.dtype),)
+
+    def effects(self) -> tuple[Effect, ...]:
+        """Reads the shared vector."""
+        return (Effect(Access.READ, self.shared),)
+
+    def emit(self, w: Any) -> None:
+        """`ld.shared`."""
+        kind = self.result.type
+        assert isinstance(kind, ScalarType), "inferred"
+        place = w.text(w.offset(w.address(self.shared), self.index, 4))
+        suffix = "f32" if kind.dtype.name == "f32" else "b32"
+        w.line(ptx.ld_shared(suffix, w.define(self.result), place))
 
 
 @dataclass(eq=False)

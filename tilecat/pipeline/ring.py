@@ -28,10 +28,10 @@ from ..builder import add, current
 from ..errors import Loc, ScopeError, SyncError
 from ..ir import Access, Block, Op, Scope, Value
 from ..language.scalars import Var, named, operand_of, select, var
-from ..language.transfers import check_meets, moves_chunks, part_coords
-from ..language.values import SharedTile, SharedVec
+from ..language.transfers import check_meets, copy_element, moves_chunks, part_coords
+from ..language.values import SharedElement, SharedTile, SharedVec
 from ..language.views import GlobalTile
-from ..ops.copies import CopyByThreads
+from ..ops.copies import CopyArrive, CopyByThreads
 from ..ops.sync import AllocBarriers, Arrive, ArriveExpect, FenceAsync, WaitBarrier
 from ..ops.tma import TmaLoad
 from ..tiles import SharedTileType, SharedVecType
@@ -118,6 +118,7 @@ class Ring:
         self.empty = add(AllocBarriers(f"{name} empty", depth * max(parts, 1)))
         self.tx_bytes = 0
         self.by_threads = False
+        self.by_elements = False
         self.acquired: ArriveExpect | None = None
         self.loading = False  # the load hole is being traced
         self.shared: set[str] = set()  # its stages are filled by CTAs of one row, of one column
@@ -293,13 +294,20 @@ class Ring:
                 reverse=region.reverse, chunks=moves_chunks(tile, region),
             ))  # fmt: skip
 
+    def fill_element(self, element: SharedElement, source: GlobalTile) -> None:
+        """One element's load, by the thread that loads."""
+        self.by_elements = True
+        copy_element(element, source)
+
     def pass_on(self) -> None:
         """Producer: an empty stage goes to the consumers as it is; they write and store it."""
         self.claim()
         full, stage = self.full, operand_of(self.stage)
         if self.by_threads:
             add(Arrive(full.result, stage, each=True))
-        if self.tx_bytes or not self.by_threads:
+        if self.tx_bytes or not (self.by_threads or self.by_elements):
+            add(Arrive(full.result, stage))
+        if self.by_elements:
             add(Arrive(full.result, stage))
         self.advance()
 
@@ -314,6 +322,9 @@ class Ring:
             add(FenceAsync())
             add(Arrive(full.result, operand_of(index), each=True))
             full.arrivals = WARPGROUP_THREADS + (1 if self.tx_bytes else 0)
+        if self.by_elements:
+            add(CopyArrive(full.result, operand_of(index), each=False))
+            full.arrivals += 1 if self.tx_bytes or self.by_threads else 0
 
     # ---- at the end of the trace
 

@@ -9,7 +9,7 @@ from ..errors import LayoutError, ScopeError, SyncError
 from ..ir import Scope
 from ..language.scalars import binary, named, operand_of
 from ..language.transfers import check_meets, moves_chunks
-from ..language.values import SharedTile, SharedVec, wrap
+from ..language.values import SharedElement, SharedTile, SharedVec, wrap
 from ..language.views import GlobalTile
 from ..ops.copies import CopyByThreads
 from ..ops.memory import AllocShared, ViewShared
@@ -37,6 +37,7 @@ class Slots:
         self.alloc = alloc
         ring.tiles.append(alloc.result)
         self.loads = 0
+        self.begun: set[Any] = set()  # vectors of which elements are loaded in this step
 
     def __repr__(self) -> str:
         """Its name and a tile's type."""
@@ -53,6 +54,10 @@ class Slots:
     def tile(self) -> SharedTile | SharedVec:
         """The current stage's only tile."""
         return self[0].tile
+
+    def at(self, index: Any) -> SlotElement:
+        """Element `index` of the current stage's only vector."""
+        return self[0].at(index)
 
     def load(self, source: GlobalTile, multicast: bool | str = False) -> None:
         """Loads the stage's only tile."""
@@ -126,8 +131,18 @@ class Slot:
         place: SharedTile | SharedVec = wrap(add(view).result)
         return place
 
+    def at(self, index: Any) -> SlotElement:
+        """An element of the vector."""
+        return SlotElement(self, index)
+
     def load(self, source: GlobalTile, multicast: bool | str = False) -> None:
         """Producer: fills it; the ring is acquired at the first load of a step."""
+        self.acquire()
+        self.slots.loads += 1
+        self.slots.ring.fill(self.tile, source, multicast=multicast)
+
+    def acquire(self) -> None:
+        """Producer: the stage is empty, and this step's."""
         ring = self.slots.ring
         if ring.writer is not None:
             raise ScopeError(
@@ -135,8 +150,6 @@ class Slot:
                 hint=f"tc.store({self.slots.name}, tile) in a hole of the {ring.writer.name}",
             )
         ring.acquire()
-        self.slots.loads += 1
-        ring.fill(self.tile, source, multicast=multicast)
 
     def store_to(self, destination: GlobalTile, reduce: str, cache: str) -> None:
         """Who stores: moves it on to global memory, by TMA or by threads where TMA cannot."""
@@ -166,6 +179,36 @@ class Slot:
         ))  # fmt: skip
 
 
+class SlotElement:
+    """One element of a vector of the current stage."""
+
+    def __init__(self, slot: Slot, index: Any):
+        self.slot = slot
+        self.index = index
+
+    def __repr__(self) -> str:
+        """Its vector."""
+        return f"an element of {self.slot!r}"
+
+    @property
+    def tile(self) -> SharedElement:
+        """Its place in shared memory."""
+        vector = self.slot.tile
+        if not isinstance(vector, SharedVec):
+            raise LayoutError(f"at: elements are those of vectors, got {vector} in {self.slot!r}")
+        return vector.at(self.index)
+
+    def load(self, source: GlobalTile, multicast: bool | str = False) -> None:
+        """Producer: loads it; other elements of its vector keep what the stage held."""
+        if multicast:
+            raise ScopeError("load_async: tiles are multicast, got an element of a vector")
+        slots, index = self.slot.slots, self.slot.index
+        self.slot.acquire()
+        slots.loads += index not in slots.begun
+        slots.begun.add(index)
+        slots.ring.fill_element(self.tile, source)
+
+
 def finish_step(ring: Ring, slots: list[Slots]) -> None:
     """Producer, after the load hole: bytes and arrivals are known; on to the next stage."""
     if ring.acquired is None:
@@ -184,4 +227,5 @@ def finish_step(ring: Ring, slots: list[Slots]) -> None:
                 loc=some.alloc.loc,
             )
         some.loads = 0
+        some.begun.clear()
     ring.advance()
