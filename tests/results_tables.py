@@ -29,6 +29,14 @@ HEADLINES = {
     "order": ("16384^3",),
     "host": None,
 }
+# The same tables of ThunderKittens on an H100 SXM (arXiv 2410.20399 and its repository).
+PUBLISHED = {
+    "depth": "stages 1 to 4: 260, 484, 683, 760",
+    "grid": "K from 64 to 1024: a CTA a task 93, 161, 271, 414, 565; persistent 108, 184, 309, "
+    "450, 600; cuBLAS then 69, 133, 242, 407, 633",
+    "order": "row-major 392, groups of 8 805; attention of D 128: batch first 494, sequence "
+    "first 600",
+}
 NOTHING = (
     "Nothing has been measured yet: on a machine with an H100 or H200, `make bench` writes its\n"
     "results into `benchmarks/results`, and the tables here are made from them.\n"
@@ -140,6 +148,13 @@ def _part(table: str, source: Source, labels: tuple[str, ...] | None) -> Iterato
     if mean := summary(table, list(source.rows)):
         yield ""
         yield f"Geometric mean of the whole list: {mean}."
+    drawing = source.path.with_suffix(".png")
+    if table == "gemm" and labels is None and drawing.is_file():
+        yield ""
+        yield f"![TFLOP/s by size](../benchmarks/results/{drawing.name})"
+    if table in PUBLISHED and labels is None:
+        yield ""
+        yield f"Published, of ThunderKittens on an H100 (arXiv 2410.20399): {PUBLISHED[table]}."
     lost = [f"{r['label']}: {r.get('failed') or r.get('skipped')}" for r in source.rows
             if "failed" in r or "skipped" in r]  # fmt: skip
     if lost and labels is None:

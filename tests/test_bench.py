@@ -248,3 +248,24 @@ def test_run_without_a_gpu_says_so(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "torch", None)
     with pytest.raises(ResourceError, match="PyTorch"):
         bench.run(("gemm",))
+
+
+def test_run_writes_rows_roofs_and_their_summary(bench_times, monkeypatch, tmp_path):
+    torch = torch_stub()
+    torch.manual_seed = lambda seed: None
+    torch.cuda.get_device_name = lambda: "NVIDIA H200"
+    monkeypatch.setattr(bench, "require_gpu", lambda: torch)
+    facts = {"device": "NVIDIA H200", "date": "2026-12-01"}
+    monkeypatch.setattr(record, "environment", lambda torch, commit: facts)
+    monkeypatch.setattr(record, "smi", dict)
+    monkeypatch.setattr(record, "smi_under_load", lambda torch: {})
+    late = session.Task("gemm", "x NN", lambda found: {"skipped": "out of time"})
+    tasks = [session.Task("gemm", "4096^3 NN", comparison), late]
+    monkeypatch.setattr(bench, "make_tasks", lambda tables, shapes: tasks)
+    console = Console(width=120, record=True)
+    path = bench.run(("gemm",), out=tmp_path / "h200.json", with_plot=False, console=console)
+    data = json.loads(path.read_text())
+    assert data["roof"]["memory_bytes"] == 4.8e12 and "data sheet" in data["roof"]["source"]
+    assert [row.get("roof_tflops") for row in data["rows"]] == [989.5, None]
+    assert data["summary"]["gemm"]["torch.mm"]["lowest"] == 1.5
+    assert "lowest 1.500 (4096^3 NN)" in console.export_text()
