@@ -6,7 +6,6 @@ Results checked against float64 on sampled rows, calls interleaved, L2 flushed b
 of A lie with M contiguous, as the kernel takes them. `plain` is the product with a scale a tensor.
 """
 
-import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -98,7 +97,7 @@ def main(target: str, rounds: int = 20) -> None:
     """Measures each shape and writes the results file."""
     path = record.path_for("", target, overwrite=False)
     torch.manual_seed(0)
-    facts = record.environment(torch, os.environ.get("TILECAT_COMMIT"))
+    facts = record.environment(torch)
     rows = [compare(*shape, rounds) for shape in SHAPES]
     results = {"environment": facts, "smi": record.smi(), "method": METHOD, "shapes": rows}
     record.write(path, results)

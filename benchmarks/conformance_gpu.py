@@ -87,7 +87,7 @@ def main(target: str, processes: int = 8, seconds: float = 480) -> int:
             failures[name] = text
     total = sum(counts.values(), Counter())
     results = {
-        **record.environment(torch, os.environ.get("TILECAT_COMMIT")), "method": __doc__,
+        **record.environment(torch), "method": __doc__,
         "seconds": round(time.time() - start, 1), "processes": processes, "collected": collected,
         "total": dict(total), "not_run": collected - total.total(),
         "tests": {name: dict(found) for name, found in sorted(counts.items())},

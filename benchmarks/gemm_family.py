@@ -5,7 +5,6 @@
 Results checked against float64 on sampled rows, calls interleaved, L2 flushed before each.
 """
 
-import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -99,7 +98,7 @@ def main(target: str, rounds: int = 20) -> None:
     """Measures each problem and writes the results file."""
     path = record.path_for("", target, overwrite=False)
     torch.manual_seed(0)
-    facts = record.environment(torch, os.environ.get("TILECAT_COMMIT"))
+    facts = record.environment(torch)
     problems = [
         *((f"fp8 {n}^3", fp8, (n, n, n), 2 * n**3) for n in (4096, 8192, 16384)),
         ("fp8 blocks 4096x7168x16384", fp8_blocks, (4096, 7168, 16384), 2 * 4096 * 7168 * 16384),

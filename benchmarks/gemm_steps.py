@@ -5,7 +5,6 @@
 Measured as `tilecat bench` does: results checked against float64, calls interleaved, L2 flushed.
 """
 
-import os
 import sys
 from functools import partial
 from pathlib import Path
@@ -26,7 +25,7 @@ def main(target: str, rounds: int = 20) -> None:
     """Checks, measures, writes the results file."""
     path = record.path_for("", target, overwrite=False)
     torch.manual_seed(0)
-    facts = record.environment(torch, os.environ.get("TILECAT_COMMIT"))
+    facts = record.environment(torch)
     before = record.smi()
     session, shape = Session(torch, repeats=rounds), SPEC.shape("4096^3")
     session.share_s = 120.0

@@ -6,7 +6,6 @@ Results checked against float64, twice for equal bits; calls interleaved, L2 flu
 """
 
 import functools
-import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -112,7 +111,7 @@ def main(target: str, rounds: int = 20, layout: str = "NN") -> None:
     """Measures each problem and writes the results file."""
     path = record.path_for("", target, overwrite=False)
     torch.manual_seed(0)
-    facts = record.environment(torch, os.environ.get("TILECAT_COMMIT"))
+    facts = record.environment(torch)
     rows: list[dict[str, Any]] = []
     for extents in SHAPES:
         row = measure(*extents, rounds, layout)

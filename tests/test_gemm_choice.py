@@ -9,16 +9,17 @@ import numpy as np
 import pytest
 
 import tilecat as tc
-from tilecat import bf16, f16, gemm_choice, operators
+from tilecat import bf16, f16, gemm_choice, gemm_winners, operators
+from tilecat.gemm_winners import Winner
 from tilecat.kernels.gemm import matmul as kernel
 from tilecat.kernels.space import GEMM_SPACE
 from tilecat.model.gemm import cycles
 from tilecat.tune.winners import parameters, winners
 
-H200 = gemm_choice.TUNED / "matmul-h200.json"
+H200 = gemm_winners.SHIPPED / "matmul-h200.json"
 DATA = json.loads(H200.read_text())
 RESULTS = json.loads(
-    (gemm_choice.TUNED.parents[2] / "benchmarks/results/tune-matmul.json").read_text()
+    (gemm_winners.SHIPPED.parents[2] / "benchmarks/results/tune-matmul.json").read_text()
 )
 PROBLEM = gemm_choice.Problem(
     512, 512, 512, layout="NN", planes=1, sms=132, dtype="bf16"
@@ -49,11 +50,11 @@ def test_a_shape_nearby_takes_the_winner_where_the_model_finds_it_faster(monkeyp
     fast = {"tile_m": 128, "tile_n": 224, "stages": 4, "group": 4}
     slow = {"tile_m": 64, "tile_n": 32, "stages": 8, "group": 4}
     rows = (
-        gemm_choice.Winner("NN", 2048, 3584, 4096, fast),
-        gemm_choice.Winner("NT", 2048, 3584, 4096, slow),
+        Winner("bf16", "NN", 2048, 3584, 4096, fast),
+        Winner("bf16", "NT", 2048, 3584, 4096, slow),
     )
     monkeypatch.setattr(gemm_choice, "measured", lambda sms: rows)
-    choose = gemm_choice.choose.__wrapped__
+    choose = lambda problem: gemm_choice._choose.__wrapped__(problem, None)  # noqa: E731
     near = replace(PROBLEM, m=2000, n=3500, depth=4000)
     assert choose(near) == fast != gemm_choice._modelled(near)
     assert cycles(fast, 2000, 3500, 4000, 132) < cycles(
@@ -70,7 +71,7 @@ def test_a_shape_nearby_takes_the_winner_where_the_model_finds_it_faster(monkeyp
     assert choose(exact) == slow, "measured is measured"
     monkeypatch.setattr(gemm_choice, "measured", lambda sms: (*rows, *nearer))
     other = {**fast, "group": 32}
-    nearer = (gemm_choice.Winner("NN", 2001, 3500, 4000, other),)
+    nearer = (Winner("bf16", "NN", 2001, 3500, 4000, other),)
     assert choose(near) == other
 
 

@@ -16,6 +16,7 @@ import reference
 import tilecat as tc
 from tilecat import gemm_choice, operators
 from tilecat.gemm_parts import places_of
+from tilecat.gemm_winners import Winner
 from tilecat.runtime import workspace
 
 PROBLEM = gemm_choice.Problem(
@@ -46,14 +47,14 @@ def test_others_keep_whole_tiles(extents):
 
 
 def test_a_measured_split_is_taken_where_k_may_be_split(monkeypatch):
-    winner = gemm_choice.Winner("TT", 520, 512, 72, SPLIT)
+    winner = Winner("bf16", "TT", 520, 512, 72, SPLIT)
     monkeypatch.setattr(gemm_choice, "measured", lambda sms: (winner,))
-    gemm_choice.choose.cache_clear()
+    gemm_choice._choose.cache_clear()
     problem = replace(PROBLEM, m=520, depth=72)
     assert gemm_choice.choose(problem) == SPLIT
     whole = gemm_choice.choose(replace(problem, splits=False))
     assert whole == {"tile_m": 64, "tile_n": 64, "stages": 2}
-    gemm_choice.choose.cache_clear()
+    gemm_choice._choose.cache_clear()
 
 
 @pytest.fixture(params=[SPLIT, STREAM, {**STREAM, "cluster": 2}], ids=str)

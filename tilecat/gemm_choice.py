@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
-from functools import cache, lru_cache
-from pathlib import Path
-from typing import Any
+from functools import lru_cache
 
 from .gemm_call import HALVES
+from .gemm_winners import Version, Winner, measured, version
 from .model.gemm import LEAST_STEPS, MOST_PARTS, cycles, shared, traffic_cycles, waves
 
-TUNED = Path(__file__).parent / "kernels" / "tuned"
 PARTS = ("split_k", "stream_k")  # parameters that have partial sums exchanged
 THIN = 16  # rows of A up to which A and B change places
 
@@ -62,23 +59,6 @@ class Problem:
         return self.dtype in HALVES and one and self.widest == WIDEST and not self.turned
 
 
-@dataclass(frozen=True)
-class Winner:
-    """The fastest configuration of a problem that was measured.
-
-    Args:
-        layout: of A and B.
-        m, n, depth: as of a `Problem`.
-        params: of the kernel.
-    """
-
-    layout: str
-    m: int
-    n: int
-    depth: int
-    params: dict[str, int]
-
-
 WIDEST = 256
 TILES = ((128, 256, 4), (128, 192, 4), (128, 128, 5), (64, 256, 5), (64, 128, 8), (64, 64, 8))
 # With 64 rows of B.T a tile nearly all of the ring holds B, so that enough of it is under way; the
@@ -89,13 +69,17 @@ TURNED = {"tile_m": 64, "tile_n": 16, "tile_k": 128, "stages": 7, "group": 8}
 GAIN = 0.95  # of the time without parts: what parts have to win
 
 
-@lru_cache(maxsize=4096)
 def choose(problem: Problem) -> dict[str, int]:
     """Parameters of the kernel.
 
     Of this very problem if it was measured; of the nearest one that was, in its bucket, if the
     model finds them faster; else the model's best of a few tiles.
     """
+    return _choose(problem, version())
+
+
+@lru_cache(maxsize=4096)
+def _choose(problem: Problem, version: Version) -> dict[str, int]:
     if problem.turned:
         return {**TURNED, **_thin_parts(problem)}
     mine = _modelled(problem)
@@ -133,7 +117,9 @@ def nearest(problem: Problem) -> Winner | None:
         and (problem.plain or winner.params["tile_m"] <= 128)
         and (distance := _distance(winner, problem)) < math.inf
     ]
-    return min(inside, key=lambda pair: pair[0])[1] if inside else None
+    # Of two as near the one of this very dtype, then the user's own.
+    least = min(inside, key=lambda x: (x[0], x[1].dtype != problem.dtype), default=None)
+    return None if least is None else least[1]
 
 
 def _distance(winner: Winner, problem: Problem) -> float:
@@ -173,18 +159,3 @@ def _cycles(params: dict[str, int], problem: Problem) -> float:
     """By the tensor cores, or by the memory that bounds them."""
     memory = traffic_cycles(problem.m, problem.n, problem.depth, problem.planes)
     return max(_tensor_cycles(params, problem), memory)
-
-
-@cache
-def measured(sms: int) -> tuple[Winner, ...]:
-    """Winners shipped for a GPU with as many SMs."""
-    found = []
-    for path in sorted(TUNED.glob("matmul-*.json")):
-        data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if data["environment"]["sms"] == sms:
-            found += [
-                Winner(row["layout"], at["M"], at["N"], at["K"], row["params"])
-                for row in data["problems"]
-                for at in [row["extents"]]
-            ]
-    return tuple(found)

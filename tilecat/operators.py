@@ -11,6 +11,7 @@ import numpy as np
 
 from .binding import bind
 from .errors import LayoutError, ResourceError
+from .gemm_autotune import tune_first
 from .gemm_call import BLOCK, GemmCall, Options, prepare
 from .gemm_choice import WIDEST, Problem, choose
 from .gemm_groups import Groups
@@ -104,6 +105,7 @@ def _turned(a: Any, b: Any, out: Any) -> tuple[Any, Any, Any]:
 def _launch(call: GemmCall) -> Launched:
     """Calls the kernel; with whole or narrower tiles where registers would spill."""
     problem = _problem(call)
+    tune_first(problem, call.arrays[0])
     arrays = _turned(*call.arrays) if problem.turned else call.arrays
     steps, more = call.params["epilogue"], {k: v for k, v in call.params.items() if v}
     key = problem, steps, *(view(x).dtype for x in arrays)

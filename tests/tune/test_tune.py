@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tilecat import tune
+from tilecat import gemm_winners, tune
 from tilecat.arch import DEFAULT_TARGET
 from tilecat.bench import record
 from tilecat.errors import LayoutError, ResourceError
@@ -112,6 +112,27 @@ def test_tune_writes_what_it_found_after_every_problem(no_gpu, tmp_path):
     assert [len(rows) for line, rows in lines[-2:]] == [1, 2], "saved before the next problem"
     with pytest.raises(ResourceError, match="results of an earlier run"):
         tune.tune("matmul", out=path, settings=settings)
+
+
+def test_tune_keeps_winners_in_the_users_cache_unless_told_where(no_gpu, tmp_path, monkeypatch):
+    monkeypatch.setenv("TILECAT_CACHE_DIR", str(tmp_path))
+    facts = {"device": "NVIDIA H200", "sms": 132}
+    kept = ("date", "cuda", "ptxas", "packages", "commit", "source_sha256")
+    monkeypatch.setattr(
+        record, "environment", lambda torch, commit=None: {**facts, **dict.fromkeys(kept)}
+    )
+    settings = tune.Settings(budget_s=60, processes=2, say=lambda line: None, command=COMMAND)
+    options = {"layouts": ("NT",), "settings": settings}
+    tune.tune("matmul", ("640x512x72",), out=tmp_path / "own.json", **options)
+    assert not (tmp_path / "tuned").exists()
+    for _ in range(2):
+        path = tune.tune("matmul", ("640x512x72",), **options)
+    assert path == tmp_path / "tuned" / "tune-matmul.json"
+    (winner,) = (w for w in gemm_winners.measured(132) if (w.m, w.n, w.depth) == (640, 512, 72))
+    assert winner.layout == "NT" and winner.params["tile_n"] == 32, "the least made-up time"
+    monkeypatch.setenv("TILECAT_CACHE_BYTES", "0")
+    with pytest.raises(ResourceError, match="TILECAT_CACHE_BYTES=0 turns off"):
+        tune.tune("matmul", **options)
 
 
 def test_problems_go_without_when_the_time_is_up():

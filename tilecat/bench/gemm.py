@@ -72,7 +72,7 @@ def operands(
     """Normal random A, B and a poisoned C on the GPU."""
     m, n, k = (shape.extents[name] for name in "MNK")
     options = {"device": "cuda", "dtype": getattr(torch, by_name(dtype).torch)}
-    a = torch.randn(m, k, **options)
+    a = torch.randn(m, k, **options) if layout[0] == "N" else torch.randn(k, m, **options).t()
     b = torch.randn(k, n, **options) if layout[1] == "N" else torch.randn(n, k, **options).t()
     c = torch.empty(m, n, **options)
     poison(c)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
+import os
 import platform
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ from ..errors import ResourceError
 from ..runtime import cache
 from ..runtime import compile as runtime_compile
 
+COMMIT = "TILECAT_COMMIT"
 FOLDER = Path("benchmarks") / "results"
 PACKAGE = Path(__file__).resolve().parents[1]
 PACKAGES = (
@@ -74,7 +76,7 @@ def environment(torch: Any, commit: str | None = None) -> dict[str, Any]:
         "cudnn": torch.backends.cudnn.version(),
         "ptxas": _ptxas(),
         "packages": {name: found for name in PACKAGES if (found := _version(name))},
-        "commit": commit or commit_of(PACKAGE.parent),
+        "commit": commit or os.environ.get(COMMIT) or commit_of(PACKAGE.parent),
         "source_sha256": source_hash(),
         "python": platform.python_version(),
         "host": {"cpu": _cpu(), "kernel": platform.release()},

@@ -17,7 +17,8 @@ HELP = """Find the fastest compile-time parameters of a kernel on this GPU, by m
 
 Candidates are pruned by the compiler's checks and a model, compiled in parallel, checked against
 float64 and timed beside PyTorch with the L2 flushed. A candidate that fails or hangs is killed,
-reported and skipped. The results file is written anew after every problem.
+reported and skipped. The results file is written anew after every problem. Without --out the
+winners are kept in the user's cache, where tc.matmul finds them before those it comes with.
 
 \b
 Examples:
@@ -40,7 +41,7 @@ Examples:
               help="Measure candidates up to this factor of the least modelled time.")  # fmt: skip
 @click.option("--processes", type=click.IntRange(1), help="That compile; default one a core.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path),
-              help="Results file; default benchmarks/results/tune-KERNEL.json.")  # fmt: skip
+              help="Results file; default: keep the winners in the user's cache.")  # fmt: skip
 @click.option("--overwrite", is_flag=True, help="Replace an old results file.")
 def tune_command(
     kernel: str, shapes: str, layouts: tuple[str, ...], dtype: str, target: str, budget: float,

@@ -16,8 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .. import gemm_winners
 from ..arch import DEFAULT_TARGET
 from ..bench import record
+from ..errors import ResourceError
+from ..runtime import cache
 from ..testing import FLUSH_BYTES, require_gpu
 from .plan import (
     compile_jobs,
@@ -30,6 +33,7 @@ from .plan import (
 )
 from .pool import COMMAND, Worker
 from .stages import Compiled, Problem, compile_all, measure_problem
+from .winners import winners
 
 WITHIN = 2.0  # candidates up to this factor of the least modelled time are measured
 KEEP = 12  # candidates measured well
@@ -88,20 +92,20 @@ def tune(
         layouts: of the operands; none for all.
         dtype: of the inputs.
         target: architecture, one the kernel has a space for.
-        out: the file; None for benchmarks/results/tune-KERNEL.json.
+        out: the results file; None keeps winners in the user's cache, and results beside them.
         overwrite: whether an old results file may be replaced.
         commit: git revision to record where the working tree has none.
         settings: budget and more.
 
     Raises:
-        ResourceError: no PyTorch or GPU; an old results file of that name.
+        ResourceError: no PyTorch or GPU; an old results file of that name; no cache, and no out.
         LayoutError: an unknown kernel, shape or layout; no space for the target.
     """
     started, chosen = time.monotonic(), settings or Settings()
     tunable, space = tunable_of(kernel, target)
     wanted = layouts_of(tunable, layouts)
     problems = [(s, layout) for s in shapes_of(tunable.spec, shapes) for layout in wanted]
-    path = record.path_for(f"tune-{kernel}", out, overwrite)
+    path = _results_path(kernel, out, overwrite)
     results: dict[str, Any] = {
         "kernel": kernel, "target": target, "dtype": dtype,
         "environment": record.environment(require_gpu(), commit), "smi": record.smi(),
@@ -127,7 +131,27 @@ def tune(
     save()
     measure_all(made, {"kernel": kernel, "dtype": dtype}, started + chosen.budget_s, chosen, save)
     chosen.say(f"results: {path}")
+    if out is None:
+        _keep(results, chosen)
     return path
+
+
+def _keep(results: dict[str, Any], settings: Settings) -> None:
+    found = winners(results)
+    if found["problems"]:
+        settings.say(f"winners: {gemm_winners.keep(found)}")
+
+
+def _results_path(kernel: str, out: str | Path | None, overwrite: bool) -> Path:
+    """The user's file, or one beside the winners, which every run replaces."""
+    if out is not None:
+        return record.path_for(f"tune-{kernel}", out, overwrite)
+    if not cache.max_bytes():
+        raise ResourceError(
+            "tune: winners are kept in the cache, which TILECAT_CACHE_BYTES=0 turns off",
+            hint="--out FILE writes what is measured, and keeps nothing",
+        )
+    return gemm_winners.folder() / f"tune-{kernel}.json"
 
 
 def _compile_stage(

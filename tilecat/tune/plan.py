@@ -70,7 +70,7 @@ def _shape(spec: KernelSpec, name: str) -> Shape:
 
 
 def layouts_of(tunable: Tunable, names: Sequence[str]) -> list[str]:
-    """Layouts by name; none for all.
+    """Layouts by name; none for the usual ones.
 
     Raises:
         LayoutError: one that the kernel does not have.
@@ -81,7 +81,7 @@ def layouts_of(tunable: Tunable, names: Sequence[str]) -> list[str]:
                 f"tune: {tunable.spec.name} has no layout {name!r}",
                 hint=f"there are {', '.join(tunable.layouts)}",
             )
-    return list(names or tunable.layouts)
+    return list(names or tunable.usual)
 
 
 def candidate_id(params: dict[str, Any]) -> str:

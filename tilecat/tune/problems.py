@@ -36,12 +36,14 @@ class Tunable:
     Args:
         spec: the kernel and its space.
         layouts: of its operands.
+        usual: those that are tuned if nobody says which.
         example: (layout, dtype) -> NumPy arguments as the compiler sees those on the GPU.
         ready: (torch, shape, layout, dtype) -> the problem.
     """
 
     spec: KernelSpec
     layouts: tuple[str, ...]
+    usual: tuple[str, ...]
     example: Callable[[str, str], list[Any]]
     ready: Callable[[Any, Shape, str, str], Ready]
 
@@ -67,4 +69,8 @@ def _gemm_ready(torch: Any, shape: Shape, layout: str, dtype: str) -> Ready:
     )
 
 
-TUNABLES = {"matmul": Tunable(gemm.SPEC, gemm.LAYOUTS, _gemm_example, _gemm_ready)}
+TUNABLES = {
+    "matmul": Tunable(
+        gemm.SPEC, ("NN", "NT", "TN", "TT"), gemm.LAYOUTS, _gemm_example, _gemm_ready
+    )
+}  # fmt: skip

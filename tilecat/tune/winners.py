@@ -21,7 +21,7 @@ def winners(results: dict[str, Any]) -> dict[str, Any]:
     in most problems wins: few kernels to compile.
     """
     good = [
-        {name: times["median"] for name, times in problem["times_us"].items()}
+        {name: times["median"] for name, times in problem.get("times_us", {}).items()}
         for problem in results["problems"]
     ]
     near = [_near(medians) for medians in good]
