@@ -81,7 +81,6 @@ def tune(
     target: str = DEFAULT_TARGET,
     out: str | Path | None = None,
     overwrite: bool = False,
-    commit: str | None = None,
     settings: Settings | None = None,
 ) -> Path:
     """Measures candidates of a kernel on problems; returns the results file.
@@ -89,12 +88,11 @@ def tune(
     Args:
         kernel: its name.
         shapes: names of standard problems, or extents (`640x512x64`); none for all standard ones.
-        layouts: of the operands; none for all.
+        layouts: of the operands; none for the usual ones.
         dtype: of the inputs.
         target: architecture, one the kernel has a space for.
         out: the results file; None keeps winners in the user's cache, and results beside them.
         overwrite: whether an old results file may be replaced.
-        commit: git revision to record where the working tree has none.
         settings: budget and more.
 
     Raises:
@@ -108,7 +106,7 @@ def tune(
     path = _results_path(kernel, out, overwrite)
     results: dict[str, Any] = {
         "kernel": kernel, "target": target, "dtype": dtype,
-        "environment": record.environment(require_gpu(), commit), "smi": record.smi(),
+        "environment": record.environment(require_gpu()), "smi": record.smi(),
         "method": METHOD, "budget_s": chosen.budget_s, "within": chosen.within,
     }  # fmt: skip
     jobs = compile_jobs(kernel, space, wanted, dtype, target)
