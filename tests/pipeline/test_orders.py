@@ -11,7 +11,7 @@ import reference
 
 import tilecat as tc
 from tilecat import bf16, gl, inout, s32
-from tilecat.errors import DTypeError, LayoutError, ResourceError, ScopeError
+from tilecat.errors import DTypeError, LayoutError, ScopeError
 from tilecat.kernels.gemm import matmul
 
 BF16 = bf16.numpy
@@ -129,8 +129,8 @@ WRONG: dict[str, tuple[Callable[[], Any], type[tc.TileError], str]] = {
     "order": (lambda: matmul.compile(order="spiral"), LayoutError,
               "matmul: order is grouped, snake, row, column, or a function of block rows and "
               "columns, got order='spiral'"),
-    "column of clusters": (lambda: matmul.compile(order="column", cluster=2), ResourceError,
-                           "got cluster=2 and a schedule for 1"),
+    "column of clusters": (lambda: matmul.compile(order="column", cluster=2), LayoutError,
+                           "got cluster=2, order='column'"),
 }  # fmt: skip
 
 

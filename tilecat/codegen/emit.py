@@ -83,8 +83,20 @@ def _text(w: Writer) -> str:
         f".minnctapersm {_blocks(kernel)}",
         "{",
     ]
+    _prefetch_maps(w)
     body = ["    // ---- once a thread", *w.prologue, *w.lines, "    ret;", "}", ""]
     return "\n".join([*header, *w.declarations(), *body])
+
+
+def _prefetch_maps(w: Writer) -> None:
+    """One thread fetches the tensor maps, while the others set up what the first copy needs."""
+    maps = w.tensor_maps()
+    if not maps:
+        return
+    first = w.invariant(
+        "first thread", "pred", "first", lambda r: w.line(ptx.alu("setp.eq.u32", r, w.tid(), 0))
+    )
+    w.prologue += [f"    @{first} {ptx.prefetch_tensormap(register)}" for register in maps]
 
 
 def _table(checked: CheckedKernel, w: Writer) -> AddressTable:

@@ -424,6 +424,10 @@ class Writer:
             lambda name: TensorMapParam(name, arg.index, dims, box, swizzle_bytes),
         )  # fmt: skip
 
+    def tensor_maps(self) -> list[str]:
+        """Registers of all tensor maps used."""
+        return [r for k, r in self._invariants.items() if isinstance(k, tuple) and k[0] == "map"]
+
     def extent(self, arg: TensorArg, dim: int) -> str:
         """Register (or number) with an extent."""
         if arg.static and arg.static[dim] is not None:

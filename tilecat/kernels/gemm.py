@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import tilecat as tc
 from tilecat import DTypeVar, bf16, e4m3, e5m2, f16, f32, gl, inout, s8, s32, st, tf32
 
@@ -41,11 +43,12 @@ def order_of(tensor, k_last):
 
 
 def tasks_of(A, B, C, args, *, tile_m, tile_n, tile_k, group, cluster, groups, order, split_k,
-             stream_k, one):  # fmt: skip
+             stream_k, pingpong, block_scales, one):  # fmt: skip
     """The order of tiles, what parts of K share, and the arguments that are left."""
     tc.require(tile_m > 0 and tile_m % 64 == 0,
                f"matmul: tile_m is a multiple of 64, got {tile_m=}")  # fmt: skip
-    tc.require(split_k == stream_k == 1 or one and not groups,
+    one = one and not (groups or pingpong or block_scales)
+    tc.require(split_k == stream_k == 1 or one,
                "matmul: one plain product, on a persistent grid, has its K split, got "
                f"{split_k=}, {stream_k=}")  # fmt: skip
     tc.require(1 in (split_k, stream_k), "matmul: split_k is of all tiles, stream_k of those of "
@@ -53,6 +56,11 @@ def tasks_of(A, B, C, args, *, tile_m, tile_n, tile_k, group, cluster, groups, o
     tc.require(order in ORDERS or callable(order),
                f"matmul: order is {', '.join(ORDERS)}, or a function of block rows and columns, "
                f"got {order=}", hint='order="grouped"')  # fmt: skip
+    tc.require(not (pingpong and block_scales), "matmul: products with scales of blocks have no "
+               f"consumers that take tiles in turn, got {pingpong=}")  # fmt: skip
+    tc.require(cluster == 1 or order in GROUPED,
+               f"matmul: clusters go with the orders {', '.join(GROUPED)}, and a schedule of the "
+               f"caller's says its own, got {cluster=}, {order=}", hint="cluster=1")  # fmt: skip
     tc.require(order == "grouped" or not groups,
                f"matmul: groups of rows have the order 'grouped', got {order=}")  # fmt: skip
     if groups:
@@ -68,26 +76,50 @@ def tasks_of(A, B, C, args, *, tile_m, tile_n, tile_k, group, cluster, groups, o
     return cut(tasks, parts, tc.cdiv(A.cols, tile_k)), shared, rest
 
 
-def load_rows(a, A, C, task, k, groups, scales):
+def load_rows(a, A, C, task, k, groups, scales, cache):
     """Loads tiles of A, below one another: a consumer's each; and scales of their rows."""
     lead, n = plane(A, C, task.batch, "MK"), a.count
     for i in range(n):
         rows = A.at(*lead, task.first + i * 64, k * a.kind.cols) if groups else None
-        tc.load_async(a[i], rows or A[*lead, task.row * n + i, k])
+        place = rows or A[*lead, task.row * n + i, k]
+        tc.load_async(a[i], place, multicast="row", cache=cache)
     if scales:
         scales.load(task, k, task.first if groups else None)
 
 
-def rows_of_group(C, task, place):
-    """Where a tile of a group goes: nowhere beyond the group's rows."""
-    return C[*task.batch[: C.rank - 2], : task.last, :].at(*place[1:])
+def load_cols(pairs, C, task, k, cache):
+    """Loads a tile of B, or of both, for all consumers."""
+    for b, B in pairs:
+        place = B[*plane(B, C, task.batch, "KN"), k, task.col]
+        tc.load_async(b, place, multicast="col", cache=cache)
+
+
+def mma_step(tiles, a, rows, right):
+    """Adds a step's products to the sums of each tile of 64 rows."""
+    for row, sums in zip(rows, tiles, strict=True):
+        for acc, b in zip(sums, right, strict=False):
+            tc.mma_AB(acc, a[row], b)
+
+
+def sums_of(pipe, dtype, cols, products, count):
+    """A consumer's accumulators: of each of `count` tiles of 64 rows, one a product."""
+    acc = pipe.accumulator(dtype, 64, cols)
+    every = [acc, *(pipe.accumulator(dtype, 64, cols) for _ in range(1, products * count))]
+    return [every[i : i + products] for i in range(0, len(every), products)]
+
+
+def place_in(C, task, place, n, row, groups):
+    """Where a tile of 64 rows goes; of a group, nowhere beyond the group's rows."""
+    if not groups:
+        return C[*task.batch, task.row * n + row, task.col]
+    return C[*task.batch[: C.rank - 2], : task.last, :].at(*place()[1:])
 
 
 @tc.kernel
 def matmul(A: gl[TA, ..., "M", "K"], B: gl[TB, ..., "K", "N"], C: inout[TC, ..., "M", "N"], *args,
            tile_m=128, tile_n=256, tile_k=0, stages=4, group=8, cluster=1, order="grouped",
            epilogue=(), second=False, block_scales=False, groups=False, split_k=1, stream_k=1,
-           persistent=True):  # fmt: skip
+           persistent=True, pingpong=False, cache=("", "", "")):  # fmt: skip
     """C = epilogue(A @ B), fp32 sums (s32 of s8).
 
     Args:
@@ -98,49 +130,49 @@ def matmul(A: gl[TA, ..., "M", "K"], B: gl[TB, ..., "K", "N"], C: inout[TC, ...,
         order: of tiles: grouped, snake (`group` block rows), row, column; or what makes a schedule.
         epilogue: steps; with `second`, the first takes the tiles of both products.
         split_k: parts of K; stream_k: of tiles of the last wave. persistent: or one task a CTA.
+        pingpong: two consumers take tiles in turn. cache: L2 priorities of A, B and C.
     """
     n = tile_m // 64
     tile_k = tile_k or STEP_BYTES // A.dtype.nbytes
     tasks, shared, args = tasks_of(A, B, C, args, tile_m=tile_m, tile_n=tile_n, tile_k=tile_k,
                                    group=group, cluster=cluster, groups=groups, order=order,
-                                   split_k=split_k, stream_k=stream_k,
-                                   one=persistent and not (second or block_scales))  # fmt: skip
-    pipe = tc.lcf(consumers=n, stages=stages, tasks=tasks, steps=tc.cdiv(A.cols, tile_k),
-                  cluster=cluster, persistent=persistent)  # fmt: skip
+                                   split_k=split_k, stream_k=stream_k, pingpong=pingpong,
+                                   block_scales=block_scales, one=persistent and not second)
+    pipe = tc.lcf(consumers=2 if pingpong else n, stages=stages, tasks=tasks,
+                  steps=tc.cdiv(A.cols, tile_k), cluster=tasks.cluster, persistent=persistent,
+                  pingpong="tasks" if pingpong else False)  # fmt: skip
     more, *args = args if second else (None, *args)
     a = pipe.input(st[multiplied_as(A), 64, tile_k, order_of(A, "row")], count=n)
     b = pipe.input(st[multiplied_as(B), tile_k, tile_n, order_of(B, "col")])
     b2 = pipe.input(st[multiplied_as(B), tile_k, tile_n, order_of(more, "col")]) if second else None
     scales, args = BlockScales.take(pipe, args, C, n, tile_n) if block_scales else ((), args)
     c = pipe.output(st[C.dtype, 64, tile_n])
-    acc = pipe.accumulator(s32 if A.dtype == s8 else f32, 64, tile_n)
-    acc2 = pipe.accumulator(acc.dtype, 64, tile_n) if second else None
+    tiles = sums_of(pipe, s32 if A.dtype == s8 else f32, tile_n, 1 + second, n if pingpong else 1)
+    rows = (lambda: range(n)) if pingpong else (lambda: (pipe.consumer,))
 
-    def place_of(task):
+    def place_of(task, row):
         first = task.first if groups else task.row * tile_m
-        return (*task.batch, first + pipe.consumer * 64, task.col * tile_n)
+        return (*task.batch, first + row * 64, task.col * tile_n)
 
     @pipe.load
     def _(task, k):
         k = task.first_step + k
-        load_rows(a, A, C, task, k, groups, scales)
-        for to, x in ((b, B), (b2, more))[: 1 + second]:
-            tc.load_async(to, x[*plane(x, C, task.batch, "KN"), k, task.col], multicast=True)
+        load_rows(a, A, C, task, k, groups, scales, cache[0])
+        load_cols(((b, B), (b2, more))[: 1 + second], C, task, k, cache[1])
 
     if scales:
-        scales.add_steps(pipe, acc, a, b)
+        scales.add_steps(pipe, tiles[0][0], a, b)
     else:
 
         @pipe.compute
         def _(task, k):
-            tc.mma_AB(acc, a[pipe.consumer], b)
-            if second:
-                tc.mma_AB(acc2, a[pipe.consumer], b2)
+            mma_step(tiles, a, rows(), (b, b2))
 
     @pipe.finish
     def _(task):
-        sums, last = (acc, acc2)[: 1 + second], task.last if groups else None
-        with whole_product(acc, shared, task, pipe.consumer, n, cluster):
-            result = epilogues.apply(epilogue, args, sums, C, lambda: place_of(task), last, B)
-            to = rows_of_group(C, task, place_of(task)) if groups else None
-            c.store(to or C[*task.batch, task.row * n + pipe.consumer, task.col], result)
+        for row, sums in zip(rows(), tiles, strict=True):
+            place, last = partial(place_of, task, row), task.last if groups else None
+            with whole_product(sums[0], shared, task, row, n, tasks.cluster):
+                result = epilogues.apply(epilogue, args, sums, C, place, last, B)
+                to = place_in(C, task, place, n, row, groups)
+                c.store(to, result, cache=cache[2])

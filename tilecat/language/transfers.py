@@ -32,7 +32,12 @@ SharedPlace = SharedTile | SharedVec
 # ---- TMA
 
 
-def _check_cache(name: str, cache: str) -> str:
+def check_cache(name: str, cache: str) -> str:
+    """The L2 priority of an op, or empty.
+
+    Raises:
+        LayoutError: it has no such name.
+    """
     if cache not in ("", *CACHE_POLICIES):
         raise LayoutError(
             f"{name}: cache is one of {', '.join(CACHE_POLICIES)}, got cache={cache!r}"
@@ -169,7 +174,7 @@ def load_async(
                 f"those in its row or column, got {multicast=}",
                 hint='multicast=True, "row" or "col"',
             )
-        destination.load(place, multicast or False)
+        destination.load(place, multicast or False, check_cache("load_async", cache))
         return
     if not isinstance(destination, SharedTile | SharedVec):
         raise LayoutError(
@@ -186,7 +191,7 @@ def load_async(
         op = TmaLoad(
             target.value, coords, region.arg, barriers=signal.op.result, index=signal.index,
             axes=region.axes, part=number if parts == 1 else operand_of(part, "part"), parts=count,
-            cache=_check_cache("load_async", cache), ranks=ranks,
+            cache=check_cache("load_async", cache), ranks=ranks,
         )  # fmt: skip
         add(op)
 
@@ -271,7 +276,7 @@ def store_max_async(destination: GlobalTile, source: Any, *, cache: str = "") ->
 def _store_async(name: str, destination: Any, source: Any, reduce: str, cache: str) -> None:
     place = _place(destination, name, f"tc.{name}(C[row, col], tile)")
     if hasattr(source, "store_to"):
-        source.store_to(place, reduce, _check_cache(name, cache))
+        source.store_to(place, reduce, check_cache(name, cache))
         return
     tile = _shared_place(source, name)
     regions = _regions(tile, place, name)
@@ -279,7 +284,7 @@ def _store_async(name: str, destination: Any, source: Any, reduce: str, cache: s
         _by_tma(name, tile.type, region, store=True)
         op = TmaStore(
             tile.value, region.coords, region.arg, axes=region.axes, part=number,
-            parts=len(regions), reduce=reduce, cache=_check_cache(name, cache),
+            parts=len(regions), reduce=reduce, cache=check_cache(name, cache),
         )  # fmt: skip
         add(op)
 
@@ -315,7 +320,7 @@ def prefetch(source: GlobalTile, kind: Any, *, cache: str = "") -> None:
         raise LayoutError(f"prefetch: wanted a shared tile's type, got {kind!r}")
     region = place.region(*kind.shape)
     _by_tma("prefetch", kind, region)
-    add(TmaPrefetch(region.coords, region.arg, kind, region.axes, _check_cache("prefetch", cache)))
+    add(TmaPrefetch(region.coords, region.arg, kind, region.axes, check_cache("prefetch", cache)))
 
 
 # ---- adjacent bytes
@@ -353,7 +358,7 @@ def load_bulk(vector: SharedVec, source: GlobalTile, barrier: Any, *, cache: str
     target, region = _adjacent("load_bulk", vector, source)
     add(BulkLoad(
         target.value, region.coords, region.arg, barriers=signal.op.result, index=signal.index,
-        cache=_check_cache("load_bulk", cache),
+        cache=check_cache("load_bulk", cache),
     ))  # fmt: skip
 
 
@@ -369,7 +374,7 @@ def store_bulk(
     source, region = _adjacent("store_bulk", vector, destination)
     add(BulkStore(
         source.value, region.coords, region.arg, reduce="add" if add_ else "",
-        cache=_check_cache("store_bulk", cache),
+        cache=check_cache("store_bulk", cache),
     ))  # fmt: skip
 
 

@@ -144,7 +144,7 @@ class RoleSection(Op):
         end = w.label(f"{self.name}_end")
         w.comment(f"---- {self.name}: threads {self.first} to {self.last}")
         for test, bound in (("lt", self.first // 128), ("gt", self.last // 128)):
-            if self.rest or (test, bound) in (("lt", 0), ("gt", w.threads // 128 - 1)):
+            if self.rest or (test, bound) in (("lt", 0), ("gt", (w.threads - 1) // 128)):
                 continue
             outside = w.new("pred", "outside")
             w.line(ptx.alu(f"setp.{test}.u32", outside, w.warpgroup(), bound))

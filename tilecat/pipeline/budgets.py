@@ -50,13 +50,13 @@ class Budget:
     Args:
         arch: the target.
         demands: of the roles.
-        service: warpgroups that only move data.
+        movers: threads that only move data: whole warpgroups, or a warp, which shares nothing.
         blocks: CTAs an SM.
     """
 
     arch: Arch
     demands: tuple[Demand, ...]
-    service: int = 1
+    movers: int = WARPGROUP_THREADS
     blocks: int = 1
 
     @property
@@ -67,17 +67,20 @@ class Budget:
     @property
     def launch(self) -> int:
         """Registers a thread that the launch gives: what the SM has, a multiple of 8."""
-        threads = (self.warpgroups + self.service) * WARPGROUP_THREADS
-        most = self.arch.limit("registers_per_sm") // self.blocks // threads
-        return min(most // STEP * STEP, self.arch.limit("registers_per_thread") // STEP * STEP)
+        return min(self._most, self.arch.limit("registers_per_thread")) // STEP * STEP
 
     @property
     def enough(self) -> bool:
-        """Whether the launch gives each thread all it can have."""
-        threads = (self.warpgroups + self.service) * WARPGROUP_THREADS
-        most = self.arch.limit("registers_per_sm") // self.blocks // threads
+        """Whether the launch gives each thread all it can have, or `setmaxnreg` cannot be used."""
         plain = not any(d.registers for d in self.demands)
-        return plain and most >= self.arch.limit("registers_per_thread")
+        alone = self.movers % WARPGROUP_THREADS != 0
+        return plain and (alone or self._most >= self.arch.limit("registers_per_thread"))
+
+    @property
+    def _most(self) -> int:
+        """Registers a thread if all threads of the SM's CTAs have as many."""
+        threads = self.warpgroups * WARPGROUP_THREADS + self.movers
+        return self.arch.limit("registers_per_sm") // self.blocks // threads
 
     @property
     def mover(self) -> int:
@@ -97,7 +100,8 @@ class Budget:
         low, high = self.arch.limit("setmaxnreg_min"), self.arch.limit("setmaxnreg_max")
         for demand in self.demands:
             _check(demand, low, high)
-        pool = self.launch * (self.warpgroups + self.service) - self.mover * self.service
+        service = self.movers // WARPGROUP_THREADS
+        pool = self.launch * (self.warpgroups + service) - self.mover * service
         got = {d.name: d.registers or _rounded(max(d.needs, low)) for d in self.demands}
         left = pool - sum(got[d.name] * d.warpgroups for d in self.demands)
         if left < 0:

@@ -11,7 +11,7 @@ from ..ir import Block, Value
 from ..language.control import otherwise, when
 from ..language.regions import Region
 from ..language.scalars import Scalar, binary, compare, named, operand_of
-from ..language.transfers import moves_chunks
+from ..language.transfers import check_cache, moves_chunks
 from ..language.values import RegTile, SharedTile
 from ..language.views import GlobalTile
 from ..ops.copies import CopyByThreads
@@ -93,7 +93,7 @@ class Output:
         self.alloc.copies = self.consumers * self.buffers
         return free_bytes - more
 
-    def store(self, destination: GlobalTile, tile: RegTile) -> None:
+    def store(self, destination: GlobalTile, tile: RegTile, *, cache: str = "") -> None:
         """`destination = tile`, rounded to the tensor's dtype; asynchronous.
 
         Rows and columns outside the tensor are not written. Scope: a consumer's holes. PTX:
@@ -117,12 +117,13 @@ class Output:
                 f"in a free stage of {self.over.name}, got a store in another hole",
                 hint="fewer stages or smaller tiles",
             )
+        check_cache("output.store", cache)
         region = destination.region(*self.kind.shape)
         step = self.buffers if self.buffers == self.num_panels else 1
         for first in range(0, self.num_panels, step):
-            self._store_panels(region, tile, range(first, first + step))
+            self._store_panels(region, tile, range(first, first + step), cache)
 
-    def _store_panels(self, region: Region, tile: RegTile, panels: range) -> None:
+    def _store_panels(self, region: Region, tile: RegTile, panels: range, cache: str) -> None:
         """Between two barriers: into shared memory; after the second: on to global memory."""
         cols, along = self.panel.cols, region.axes[-1]
         whole = replace(region, bounds=())
@@ -151,10 +152,10 @@ class Output:
             self._by_threads(region, found)
             return
         if not region.bounds:
-            self._by_tma(region, found)
+            self._by_tma(region, found, cache)
             return
         with when(self._inside(region)):
-            self._by_tma(region, found)
+            self._by_tma(region, found, cache)
         with otherwise():
             self._by_threads(region, found)
 
@@ -165,9 +166,9 @@ class Output:
         self.waits.append((current().block, wait))
 
     @staticmethod
-    def _by_tma(region: Region, found: list[tuple[Value, tuple[Any, ...]]]) -> None:
+    def _by_tma(region: Region, found: list[tuple[Value, tuple[Any, ...]]], cache: str) -> None:
         for view, coords in found:
-            add(TmaStore(view, coords, region.arg, axes=region.axes))
+            add(TmaStore(view, coords, region.arg, axes=region.axes, cache=cache))
 
     @staticmethod
     def _by_threads(region: Region, found: list[tuple[Value, tuple[Any, ...]]]) -> None:
@@ -241,7 +242,11 @@ class Output:
         self.over.ring.release()
 
     def drain(self) -> None:
-        """Before a consumer exits: all its stores are done. Without TMA, nothing waits for it."""
+        """Before a consumer exits: all its stores have been read; in a free stage each task's were.
+
+        What they write is in memory when the kernel ends. Without TMA, nothing waits for it.
+        """
         for block, wait in [] if self.by_tma else self.waits:
             block.ops[:] = [op for op in block.ops if op is not wait]
-        add(BulkWait(0, read=False))
+        if self.over is None:
+            add(BulkWait(0))

@@ -184,6 +184,20 @@ class Pipeline:
         return 1 if self.by_one_thread else 1 + self.storing.wanted + len(self.issues)
 
     @property
+    def movers(self) -> int:
+        """Threads that only move data.
+
+        A warpgroup at least, whose registers `setmaxnreg` moves to the consumers. Of CTAs that
+        share an SM a warp: ptxas (13.5) takes no more registers for any instruction than the launch
+        gives, and each thread of a warpgroup would take as many as a consumer's.
+        """
+        one_role = len(self.roles) == 1 and self.roles[0].registers is None
+        alone = self.by_one_thread and not self.storing.wanted and not self.issues
+        if self.blocks_per_sm > 1 and one_role and alone:
+            return WARP_THREADS
+        return self.service * WARPGROUP_THREADS
+
+    @property
     def store_warpgroup(self) -> int:
         """Number of the warpgroup that stores, where a whole one does."""
         return self.consumer_threads // WARPGROUP_THREADS + 1
@@ -191,14 +205,21 @@ class Pipeline:
     def before_tasks(self, role: Role) -> None:
         """Code of a role before its first task."""
 
-    def tasks_of_cta(self) -> Iterator[Task]:
-        """The tasks of this CTA, or of its cluster."""
-        count = self.tasks.count
+    def before_steps(self, role: Role) -> None:
+        """Code of a role before the first step of a task."""
+
+    def after_steps(self, role: Role) -> None:
+        """Code of a role after the last step of a task; its products may be under way."""
+
+    def tasks_of_cta(self, first: Any = 0, of: int = 1) -> Iterator[Task]:
+        """The tasks of this CTA, or of its cluster: all, or every `of`-th from `first` on."""
         if self.builder.kernel.cluster > 1:
-            numbers = range_(cluster_id(), count, num_clusters())
+            start, step = cluster_id(), num_clusters()
         else:
-            numbers = range_(cta_id(), count, num_ctas())
-        for number in numbers:
+            start, step = cta_id(), num_ctas()
+        if of > 1:
+            start, step = start + first * step, step * of
+        for number in range_(start, self.tasks.count, step):
             yield self.tasks.task(number)
 
     def steps_of(self, task: Task) -> Any:
@@ -234,12 +255,12 @@ class Pipeline:
 
     def _place_threads(self) -> None:
         kernel, arch = self.builder.kernel, self.builder.arch
-        kernel.threads = self.consumer_threads + self.service * WARPGROUP_THREADS
+        kernel.threads = self.consumer_threads + self.movers
         most = arch.limit("threads_per_cta")
         if kernel.threads > most:
             raise ResourceError(
                 f"{self.template}: a CTA on {arch.target} has {most} threads, "
-                f"{self.service * WARPGROUP_THREADS} of them move data, "
+                f"{self.movers} of them move data, "
                 f"got {self.consumer_threads} threads of consumers",
                 loc=self.loc,
                 hint=f"{most // WARPGROUP_THREADS - self.service} consumer warpgroups at most",
@@ -257,7 +278,8 @@ class Pipeline:
             elif isinstance(op, AllocTensorMemory):
                 free -= SLOT_BYTES
         outputs = [(role, output) for role in self.roles for output in role.outputs]
-        if free < 0 and len(outputs) == 1 and len(self.roles) == 1 and not self.issues:
+        alone = len(outputs) == 1 and len(self.roles) == 1 and not self.roles[0].alternate
+        if free < 0 and alone and not self.issues:
             self._lay_over(*outputs[0])
             return
         for _, output in outputs:
@@ -279,7 +301,7 @@ class Pipeline:
     def _sections(self) -> None:
         kernel, threads = self.builder.kernel, WARPGROUP_THREADS
         first = self.consumer_threads
-        with self._section(PRODUCER, first, threads):
+        with self._section(PRODUCER, first, min(self.movers, threads)):
             self._move(first)
         if not self.by_one_thread and self.storing.wanted:
             first += threads
@@ -294,7 +316,7 @@ class Pipeline:
             with self._section(role.name, role.first * threads, role.warpgroups * threads, rest):
                 role.trace()
         demands = [Demand(r.name, r.warpgroups, r.registers) for r in self.roles]
-        budget = Budget(self.builder.arch, tuple(demands), self.service, self.blocks_per_sm)
+        budget = Budget(self.builder.arch, tuple(demands), self.movers, self.blocks_per_sm)
         if budget.enough or self._even(budget.launch):
             return
         if len(demands) == 1:

@@ -173,6 +173,16 @@ class Ring:
         turned = named(self.phase ^ 1, "turned")
         self._phase.set(named(select(wrapped, turned, self.phase), "turned"))
 
+    def skip(self, steps: Any) -> None:
+        """On by that many stages, which others of the party read."""
+        self.look()
+        assert self._phase is not None, "begin comes first"
+        after = named(self.stage + steps, "after")
+        turns = named(after // self.depth, "turns")
+        if self._stage is not None:
+            self._stage.set(named(after - turns * self.depth, "next"))
+        self._phase.set(named(self.phase ^ turns & 1, "turned"))
+
     def touch(self) -> None:
         """A tile of the current stage is used: the first use in a step waits for it."""
         visit = self.visit
@@ -263,7 +273,7 @@ class Ring:
 
     def fill(
         self, tile: SharedTile | SharedVec, source: GlobalTile, index: Any = None, *,
-        multicast: bool | str = False,
+        multicast: bool | str = False, cache: str = "",
     ) -> None:
         """One tile's load: by TMA, or by all threads of the producer where TMA cannot reach."""
         kind = tile.type
@@ -277,13 +287,14 @@ class Ring:
                 tile.value, part_coords(tile, region, share.part, share.parts), region.arg,
                 barriers=self.full.result, index=barrier, axes=region.axes,
                 part=operand_of(share.part), parts=share.parts, ranks=operand_of(share.ranks),
+                cache=cache,
             )  # fmt: skip
             add(op)
             self.tx_bytes += op.num_bytes * share.parts
         elif region.tma:
             op = TmaLoad(
                 tile.value, region.coords, region.arg, barriers=self.full.result, index=barrier,
-                axes=region.axes,
+                axes=region.axes, cache=cache,
             )  # fmt: skip
             add(op)
             self.tx_bytes += op.num_bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ..builder import add, assigned_name, current
@@ -63,6 +64,12 @@ class Role(Party):
         self.accumulators: list[RegTile] = []
         self.issue: Issue | None = None  # who issues its products, where sums are no registers
         self.number: Any = None
+        self.alternate = False  # each of its warpgroups takes tasks of its own
+
+    def take_turns(self, alternate: bool) -> None:
+        """Whether each of its warpgroups has tasks of its own: then one frees a stage alone."""
+        self.alternate = alternate
+        self.arrivals = 1 if alternate else self.warpgroups
 
     def __repr__(self) -> str:
         """Its name and size."""
@@ -76,6 +83,11 @@ class Role(Party):
         Scope: CTA, before the holes.
         """
         check_tile(f"{self.owner}.scratch", kind)
+        if self.alternate:
+            raise ScopeError(
+                f"{self.owner}.scratch: consumers that take tasks in turn have none",
+                loc=current().loc(), hint='an input, or pingpong=True in place of "tasks"',
+            )  # fmt: skip
         scratch = Scratch(kind, self.warpgroups, name_of("scratch"))
         self.scratches.append(scratch)
         return scratch
@@ -159,12 +171,14 @@ class Role(Party):
         for ring in rings:
             ring.begin(self)
         pipe.before_tasks(self)
-        for task in pipe.tasks_of_cta():
+        for task in self._tasks():
             self.holes.call("start", task)
+            pipe.before_steps(self)
             if self.issue is not None:
                 self.issue.load(pipe.steps_of(task))
             elif "consume" in self.holes:
                 self.holes.call("consume", task, pipe.steps_of(task))
+                pipe.after_steps(self)
             else:
                 self._steps(task)
             self._finish(task)
@@ -175,6 +189,24 @@ class Role(Party):
         for ring in pipe.rings:
             ring.forget_unused()
         self.number = None
+
+    def _tasks(self) -> Iterator[Any]:
+        """Its tasks; where its warpgroups alternate, each skips the stages of the others' tasks."""
+        pipe = self.pipe
+        if not self.alternate:
+            yield from pipe.tasks_of_cta()
+            return
+        for ring in pipe.rings:
+            ring.skip(self.consumer * pipe.steps)
+        for task in pipe.tasks_of_cta(self.consumer, self.warpgroups):
+            if "steps" in dict(task.coords):
+                raise ScopeError(
+                    f'{pipe.template}: tasks of pingpong="tasks" have equal steps, got '
+                    f"{pipe.tasks.name}, whose tasks have their own", loc=pipe.loc,
+                )  # fmt: skip
+            yield task
+            for ring in pipe.rings:
+                ring.skip((self.warpgroups - 1) * pipe.steps)
 
     def _steps(self, task: Any) -> None:
         pipe, builder = self.pipe, current()
@@ -194,6 +226,7 @@ class Role(Party):
                 start = len(builder.block.ops)
                 self.holes.call("compute", task, step)
             held = self._end_step(visit, before, step, start)
+        pipe.after_steps(self)
         if held:
             mma_wait(0)
             for ring in held:

@@ -91,7 +91,7 @@ class ScratchSlot:
         self.scratch = scratch
         self.index = index
 
-    def load(self, source: GlobalTile, multicast: bool | str = False) -> None:
+    def load(self, source: GlobalTile, multicast: bool | str = False, cache: str = "") -> None:
         """Producer: waits until it is free, and fills it."""
         ring = self.scratch.ring
         if multicast:
@@ -105,5 +105,5 @@ class ScratchSlot:
         self.scratch.loaded.add(self.index)
         add(WaitBarrier(ring.empty.result, self.index, operand_of(ring.phase)))
         announced = ring.announce(self.index)
-        ring.fill(self.scratch.view(self.index), source, self.index)
+        ring.fill(self.scratch.view(self.index), source, self.index, cache=cache)
         ring.settle(announced, self.index)

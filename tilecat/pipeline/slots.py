@@ -59,9 +59,9 @@ class Slots:
         """Element `index` of the current stage's only vector."""
         return self[0].at(index)
 
-    def load(self, source: GlobalTile, multicast: bool | str = False) -> None:
+    def load(self, source: GlobalTile, multicast: bool | str = False, cache: str = "") -> None:
         """Loads the stage's only tile."""
-        self[0].load(source, multicast)
+        self[0].load(source, multicast, cache)
 
     def store_to(self, destination: GlobalTile, reduce: str, cache: str) -> None:
         """Stores the stage's only tile."""
@@ -135,11 +135,11 @@ class Slot:
         """An element of the vector."""
         return SlotElement(self, index)
 
-    def load(self, source: GlobalTile, multicast: bool | str = False) -> None:
+    def load(self, source: GlobalTile, multicast: bool | str = False, cache: str = "") -> None:
         """Producer: fills it; the ring is acquired at the first load of a step."""
         self.acquire()
         self.slots.loads += 1
-        self.slots.ring.fill(self.tile, source, multicast=multicast)
+        self.slots.ring.fill(self.tile, source, multicast=multicast, cache=cache)
 
     def acquire(self) -> None:
         """Producer: the stage is empty, and this step's."""

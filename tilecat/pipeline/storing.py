@@ -57,7 +57,7 @@ class Storing(Party):
                     self._visit(rings, scope, "step", task, step)
             self._visit(rings, scope, "task", task)
         if self._bulk:
-            add(BulkWait(0, read=False))
+            add(BulkWait(0))
         for ring in rings:
             ring.forget_unused()
         unused = [r.name for r in rings if self not in r.readers or r.depth == 1]

@@ -25,24 +25,32 @@ from .slots import Slots
 MAX_CONSUMERS = 7  # 8 warpgroups of a CTA of 1024 threads, one of which loads
 FIRST_TURN_BARRIER = 8  # named barriers 1 to 8 are the warpgroups' own; a producer uses none
 MAX_TURNS = 3
+TASKS = "tasks"  # of pingpong: consumers take whole tasks
 
 
 class Consumers(Pipeline):
     """A pipeline with one role: consumer warpgroups that are all alike."""
 
     def __init__(
-        self, template: str, *, consumers: int, pingpong: bool = False, **options: Any
+        self, template: str, *, consumers: int, pingpong: bool | str = False, **options: Any
     ):  # fmt: skip
         super().__init__(template, **options)
         check_int(f"{template}: consumers", consumers, 1, MAX_CONSUMERS, self.loc)
+        if pingpong not in (False, True, TASKS):
+            raise ScopeError(f"{template}: pingpong is False, True or {TASKS!r}, got {pingpong=}",
+                             loc=self.loc)  # fmt: skip
         if pingpong and not 2 <= consumers <= MAX_TURNS:
             raise ResourceError(
                 f"{template}: 2 or {MAX_TURNS} consumers take turns, got {consumers=}",
                 loc=self.loc,
             )
+        if pingpong == TASKS and template != "lcf":
+            raise ScopeError(f"{template}: consumers of lcf take tasks in turn, got {pingpong=}",
+                             loc=self.loc, hint="pingpong=True, or tc.lcf")  # fmt: skip
         self.consumers = consumers
-        self.pingpong = pingpong
+        self.pingpong = pingpong is True
         self.role = Role(self, "consumer", consumers, owner="pipe")
+        self.role.take_turns(pingpong == TASKS)
         self.roles.append(self.role)
         self.builder.kernel.facts.update(consumers=consumers)
 
@@ -103,17 +111,37 @@ class Consumers(Pipeline):
         if not self.pingpong:
             yield
             return
-        following = select(self.consumer == self.consumers - 1, 0, self.consumer + 1)
-        threads = 2 * WARPGROUP_THREADS
-        add(NamedBarrier((self.consumer + FIRST_TURN_BARRIER).value, threads))
+        self._take_turn()
         yield
-        add(NamedBarrier((following + FIRST_TURN_BARRIER).value, threads, wait=False))
+        self._pass_turn()
+
+    def _take_turn(self) -> None:
+        add(NamedBarrier((self.consumer + FIRST_TURN_BARRIER).value, 2 * WARPGROUP_THREADS))
+
+    def _pass_turn(self) -> None:
+        following = select(self.consumer == self.consumers - 1, 0, self.consumer + 1)
+        number = (following + FIRST_TURN_BARRIER).value
+        add(NamedBarrier(number, 2 * WARPGROUP_THREADS, wait=False))
 
     def before_tasks(self, role: Role) -> None:
         """The first turn is the first consumer's."""
-        if self.pingpong:
+        if self.pingpong or role.alternate:
             with when(self.consumer == self.consumers - 1):
                 add(NamedBarrier(FIRST_TURN_BARRIER, 2 * WARPGROUP_THREADS, wait=False))
+
+    def before_steps(self, role: Role) -> None:
+        """Consumers with tasks of their own take the steps of a task in turn.
+
+        Besides the tensor cores this is about phases: who has skipped stages can tell a full one
+        by its parity only if those before it were seen full.
+        """
+        if role.alternate:
+            self._take_turn()
+
+    def after_steps(self, role: Role) -> None:
+        """All stages of the task were full: the next consumer's turn."""
+        if role.alternate:
+            self._pass_turn()
 
 
 class Lcf(Consumers):
@@ -134,7 +162,9 @@ class Lcf(Consumers):
         steps: steps of a task, a scalar.
         cluster: CTAs of a cluster, 1, 2 or 4; they take neighbouring tasks, as the schedule says,
             and share tiles loaded with `multicast=True`.
-        pingpong: consumers take turns where the kernel says `with pipe.turn():`; 2 or 3 of them.
+        pingpong: True: consumers take turns where the kernel says `with pipe.turn():`; 2 or 3 of
+            them. "tasks": each takes whole tasks in turn, and one's finish runs beside another's
+            steps; they have as many steps, and no scratch.
         blocks_per_sm: CTAs that share an SM, its registers and its shared memory.
         persistent: False makes the grid as large as the tasks are many, and each CTA has one.
     """
@@ -269,7 +299,7 @@ class Roles(_Stores):
 
 
 def lcf(
-    *, consumers: int, stages: int, tasks: Schedule, steps: Any, pingpong: bool = False,
+    *, consumers: int, stages: int, tasks: Schedule, steps: Any, pingpong: bool | str = False,
     cluster: int = 1, blocks_per_sm: int = 1, persistent: bool = True,
 ) -> Lcf:  # fmt: skip
     """A load-compute-finish pipeline (see `Lcf`).
@@ -283,7 +313,7 @@ def lcf(
 
 
 def lcsf(
-    *, consumers: int, stages: int, tasks: Schedule, steps: Any, pingpong: bool = False,
+    *, consumers: int, stages: int, tasks: Schedule, steps: Any, pingpong: bool | str = False,
     cluster: int = 1, blocks_per_sm: int = 1, persistent: bool = True,
 ) -> Lcsf:  # fmt: skip
     """A load-compute-store-finish pipeline (see `Lcsf`).
