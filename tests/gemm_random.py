@@ -19,7 +19,7 @@ import reference
 from gemm_cases import VIEWS, Chain, gelu, numbers, poisoned, product, silu
 
 import tilecat as tc
-from tilecat.dtypes import by_name
+from tilecat.dtypes import by_name, from_numpy
 
 PAIRS = ("bf16", "f16", "f32", "s8", "e4m3", "e5m2", "e4m3 e5m2", "bf16", "f16")
 OUTS = ("bf16", "f16", "f32", "e4m3", "e5m2")
@@ -311,12 +311,11 @@ def _groups(rng: np.random.Generator, longest: int, gpu: bool) -> Problem:
     a = numbers(rng, (*lead, k), left, _view(rng))
     b = numbers(rng, (len(counts), k, n), right, _view(rng))
     out = str(rng.choice(OUTS))
-    target, options = _target(rng, (*lead, n), out)
-    options |= _group_options(rng, lead, len(counts), n)
+    target, options = _group_options(rng, a, b, out)
     value, error = np.zeros(target.shape), np.zeros(target.shape)
     written = np.zeros(target.shape, bool)
     for group, place in enumerate(places):
-        chain = product(a[place], b[group], gpu=gpu)
+        chain = _group_product(options, a[place], b[group], (place, group), gpu)
         for step in _of_group(options, target, group, place):
             step(chain)
         end = _reference(chain, out)
@@ -330,30 +329,59 @@ def _groups(rng: np.random.Generator, longest: int, gpu: bool) -> Problem:
 
 
 def _group_options(
-    rng: np.random.Generator, lead: tuple[int, ...], groups: int, n: int
-) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    rng: np.random.Generator, a: np.ndarray, b: np.ndarray, out: str
+) -> tuple[np.ndarray, dict[str, Any]]:
+    """An output, and options: scales of rows and columns, of blocks, or a second product."""
+    (*lead, k), (groups, _, n) = a.shape, b.shape
+    blank, more = _target(rng, (*lead, n), out)
+    kind, steps = rng.choice(["scales", "scales", "blocks", "gated"]), _group_steps(rng, groups, n)
+    if kind == "gated":
+        second = numbers(rng, b.shape, from_numpy(b.dtype).name, _view(rng))
+        blank = guarded(poisoned(blank.shape, out), _view(rng))
+        return blank, {"second": second, "epilogue": (tc.epilogues.swiglu, *steps)}
+    if kind == "blocks" and a.dtype.itemsize == 1:
+        blocks = -(-k // 128)
+        shapes = (*lead, blocks), (groups, blocks, -(-n // 128))
+    else:
+        shapes = tuple(lead), (groups, n)
+        shapes = tuple(shape if rng.random() < 0.3 else () for shape in shapes)
+    for name, shape in zip(("scale_a", "scale_b"), shapes, strict=True):
+        if shape:
+            more[name] = rng.uniform(0.5, 2, shape).astype(np.float32)
     if rng.random() < 0.3:
-        found["alpha"] = -0.5
-    if rng.random() < 0.3:
-        found["scale_a"] = rng.uniform(0.5, 2, lead).astype(np.float32)
-    if rng.random() < 0.3:
-        found["scale_b"] = rng.uniform(0.5, 2, (groups, n)).astype(np.float32)
-    steps: list[Any] = []
-    if rng.random() < 0.5:
-        steps.append((tc.epilogues.bias, numbers(rng, (groups, n), "f32", "row")))
-    if rng.random() < 0.5:
-        steps.append(tc.epilogues.silu)
-    return {**found, "epilogue": tuple(steps)}
+        more["alpha"] = -0.5
+    return blank, {**more, "epilogue": steps}
+
+
+def _group_steps(rng: np.random.Generator, groups: int, n: int) -> tuple[Any, ...]:
+    bias = (tc.epilogues.bias, numbers(rng, (groups, n), "f32", "row"))
+    return tuple(step for step in (bias, tc.epilogues.silu) if rng.random() < 0.5)
+
+
+def _group_product(
+    options: dict[str, Any], a: np.ndarray, b: np.ndarray, at: tuple[Any, int], gpu: bool
+) -> Chain:
+    """The product of a group, gated or scaled by blocks; `at`: its rows, and its number."""
+    place, group = at
+    if "second" in options:
+        return gemm_cases.gated(a, b, options["second"][group], gpu=gpu)
+    if _by_blocks(options):
+        scales = options["scale_a"][place], options["scale_b"][group]
+        return gemm_cases.scaled_by_blocks(a, b, *scales, gpu=gpu)
+    return product(a, b, gpu=gpu)
+
+
+def _by_blocks(options: dict[str, Any]) -> bool:
+    return getattr(options.get("scale_b"), "ndim", 0) == 3
 
 
 def _of_group(
     options: dict[str, Any], out: np.ndarray, group: int, place: tuple[Any, ...]
 ) -> Iterator[Any]:
     """What follows the product of a group, on its rows of out, in order."""
-    if "scale_a" in options:
+    if "scale_a" in options and not _by_blocks(options):
         yield lambda x: x.times(options["scale_a"][place].astype(np.float64)[:, None])
-    if "scale_b" in options:
+    if "scale_b" in options and not _by_blocks(options):
         yield lambda x: x.times(options["scale_b"][group].astype(np.float64))
     if "alpha" in options:
         yield lambda x: x.times(options["alpha"])
@@ -362,5 +390,5 @@ def _of_group(
     for step in options["epilogue"]:
         if isinstance(step, tuple):
             yield lambda x, step=step: x.plus(step[1][group].astype(np.float64))
-        else:
+        elif step is tc.epilogues.silu:
             yield lambda x: x.through(silu, SLOPE)
