@@ -9,12 +9,13 @@ import functools
 import sys
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import torch
 
 import tilecat as tc
+from tilecat import gemm_choice, operators
 from tilecat.bench import METHOD, gemm, record
-from tilecat.gemm_choice import Problem, choose
 from tilecat.gemm_parts import places_of
 from tilecat.kernels import Shape
 from tilecat.kernels.gemm import matmul as kernel
@@ -53,6 +54,19 @@ def called(a: Any, b: Any, c: Any, params: dict[str, int]) -> Callable[[], Any]:
     return functools.partial(kernel, a, b, c, *shared, **params)
 
 
+def choice(a: Any, b: Any, c: Any) -> dict[str, int]:
+    """Parameters that the first `tc.matmul` of these operands takes."""
+    found: list[dict[str, int]] = []
+
+    def choose(problem: Any) -> dict[str, int]:
+        found.append(gemm_choice.choose(problem))
+        return found[-1]
+
+    with mock.patch.object(operators, "choose", choose):
+        tc.matmul(a, b, c)
+    return found[-1]
+
+
 def checked(name: str, call: Callable[[], Any], c: Any, expected: Any) -> float:
     """The error of a function's result, which is the same twice.
 
@@ -74,6 +88,7 @@ def measure(m: int, n: int, k: int, rounds: int, layout: str) -> dict[str, Any]:
     """One problem: all tiles and parts that its extents allow."""
     a, b, c = gemm.operands(torch, Shape("", (("M", m), ("N", n), ("K", k))), layout)
     d, expected = torch.empty_like(c), gemm.expected(a, b)
+    chosen = choice(a, b, c)
     functions: Functions = {"tc.matmul": lambda: tc.matmul(a, b, c)}
     errors = {"tc.matmul": checked("tc.matmul", functions["tc.matmul"], c, expected)}
     failed: dict[str, str] = {}
@@ -91,12 +106,10 @@ def measure(m: int, n: int, k: int, rounds: int, layout: str) -> dict[str, Any]:
     named = dict(zip(functions, times, strict=True))
     mine = [name for name in named if "x" in name]
     whole = [name for name in mine if "_k" not in name]
-    problem = Problem(m, n, k, layout=layout, planes=1, sms=num_sms(), widest=256, halves=True,
-                      plain=True, splits=True)  # fmt: skip
     best, best_whole = (min(some, key=lambda x: named[x].median_us) for some in (mine, whole))
     return {
         "label": f"{m}x{n}x{k} {layout}", "extents": {"M": m, "N": n, "K": k},
-        "chosen": choose(problem), "best": best, "best_whole": best_whole,
+        "chosen": chosen, "best": best, "best_whole": best_whole,
         "times_us": {name: taken.summary() for name, taken in named.items()},
         "tflops": {name: 2 * m * n * k / taken.median_us / 1e6 for name, taken in named.items()},
         "ratio_to_torch": {
@@ -126,4 +139,4 @@ def main(target: str, rounds: int = 20, layout: str = "NN") -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int((sys.argv[2:3] or [20])[0]), *sys.argv[3:])
+    main(sys.argv[1], int((sys.argv[2:3] or ["20"])[0]), *sys.argv[3:])

@@ -95,8 +95,8 @@ def product(A: gl[bf16, "M", "K"], B: gl[bf16, "K", 64], C: inout[f32, "M", 64],
         with tc.when(~task.ends), tc.turn(flags.at(task.slot), 0):
             tc.store(sums[task.slot, 0], acc)        # for the CTA that ends the tile
         with tc.when(task.ends):
-            for i in tc.range(task.slot, task.slot + task.partials):
-                with tc.turn(flags.at(i), 1, turns=2):
+            with tc.turn(flags.at(task.slot), 1, turns=2, count=task.partials):
+                for i in tc.range(task.slot, task.slot + task.partials):
                     acc[:, :] += tc.load(sums[i, 0], rt[f32, 64, 64])
             tc.store(C[task.row, 0], acc)
 

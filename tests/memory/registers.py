@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -246,6 +247,44 @@ def in_turns(how: str) -> MemoryCase:
     return MemoryCase(f"turns {how}", tc.kernel(adds), arrays, expected, grid=4)
 
 
+def turns_of_many(scope: str, count: int) -> MemoryCase:
+    """The last CTA waits for counters of the others, every second one, and takes them down."""
+    alone = scope == "thread"
+
+    def waits(X: gl[f32, "M", 32], Y: tc.inout[f32, "M", 32], turns: tc.inout[s32, "A", "B"],
+              n: s32):  # fmt: skip
+        def load(tensor, i):
+            return tc.load(tensor.at(i, 3), f32) if alone else tc.load(tensor[i, 0], kind)
+
+        kind = rv[f32, 32, "plain"]
+        with tc.warpgroup(), tc.one_thread() if alone else nullcontext():
+            with tc.when(tc.cta_id() < 3):
+                for i in tc.range(tc.cta_id(), n, 3):
+                    tc.store(Y.at(i, 3) if alone else Y[i, 0], load(X, i))
+                    with tc.turn(turns.at(1, 1 + 2 * i), 0):
+                        pass
+            with (
+                tc.when(tc.cta_id() == 3),
+                tc.turn(turns.at(1, 1), 1, turns=2, count=n, step=2),
+            ):
+                for j in tc.range(n):
+                    tc.store(Y.at(j, 3) if alone else Y[j, 0], load(Y, j) * 2.0)
+
+    def arrays() -> dict[str, Any]:
+        x = np.random.default_rng(3).standard_normal((max(count, 1), 32)).astype(np.float32)
+        turns = np.zeros((2, 2 * count + 2), np.int32)
+        turns[0], turns[1, ::2] = 7, 9
+        return {"X": x, "Y": zeros(x.shape, "f32"), "turns": turns, "n": count}
+
+    def expected(a: dict[str, Any]) -> dict[str, Any]:
+        cols = slice(3, 4) if alone else slice(None)
+        y = a["Y"].copy()
+        y[:count, cols] = 2 * a["X"][:count, cols]
+        return {"Y": y, "turns": a["turns"]}
+
+    return MemoryCase(f"turns of {count} {scope}", tc.kernel(waits), arrays, expected, grid=4)
+
+
 def atomic_shared(operation: str, dtype: str, order: str = "row") -> MemoryCase:
     """Two warpgroups combine their tiles and vectors in one shared place."""
     kind = by_name(dtype)
@@ -349,6 +388,8 @@ CASES = (
     *(atomic_shared("add", d) for d in ("f32", "s32", "bf16", "f16")),
     atomic_shared("add", "f32", "col"), atomic_shared("min", "s32"), atomic_shared("max", "u32"),
     scalars(), *(in_turns(how) for how in ("tma", "atomic", "store")),
+    turns_of_many("thread", 4), turns_of_many("warpgroup", 0), turns_of_many("warpgroup", 5),
+    turns_of_many("warpgroup", 131),
     *(matrices(d, r, c, o, g) for d in ("bf16", "f16")
       for r, c in ((64, 64), (64, 32), (128, 64), (64, 16)) for o in ("row", "col")
       for g in (("row",) if c == 16 or c == 32 else ("row", "col"))),

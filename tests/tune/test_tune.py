@@ -177,13 +177,26 @@ def test_space_prunes_before_a_trace_and_ranks_by_the_model():
     close = GEMM_SPACE.ranked(candidates, {"M": 4096, "N": 4096, "K": 4096}, 2, within=1.1)
     assert 0 < len(close) < len(candidates)
     few = GEMM_SPACE.ranked(candidates, {"M": 256, "N": 4096, "K": 4096}, 2)
-    groups = {p["group"] for p in few if p["tile_m"] == 128 and p["cluster"] == 1}
+    whole = [p for p in few if p["split_k"] == p["stream_k"] == 1]
+    groups = {p["group"] for p in whole if p["tile_m"] == 128 and p["cluster"] == 1}
     assert groups == {4}, "two block rows: every group is the whole"
+
+
+def test_space_shares_k_where_tiles_are_few_or_leave_a_tail():
+    candidates = [params for family in GEMM_SPACE.families(2) for params in family]
+    long = GEMM_SPACE.ranked(candidates, {"M": 512, "N": 512, "K": 16384}, 2)
+    assert max(long[0]["split_k"], long[0]["stream_k"]) > 1
+    tail = {"M": 128 * 19, "N": 256 * 7, "K": 4096}
+    wide = [p for p in candidates if (p["tile_m"], p["tile_n"]) == (128, 256)]
+    assert GEMM_SPACE.ranked(wide, tail, 2)[0]["stream_k"] == 4
+    even = GEMM_SPACE.ranked(wide, {"M": 128 * 12, "N": 256 * 11, "K": 4096}, 2)
+    assert {p["stream_k"] for p in even} == {1}, "132 tiles leave no tail"
+    assert not any(p["split_k"] > 1 < p["stream_k"] for p in candidates)
 
 
 def test_family_compiles_the_deepest_rings_that_fit(monkeypatch):
     family = next(f for f in GEMM_SPACE.families(2) if (f[0]["tile_m"], f[0]["tile_n"]) == (64, 32))
-    wide = {"tile_m": 128, "tile_n": 256, "tile_k": 64, "group": 8, "cluster": 1}
+    wide = {"tile_m": 128, "tile_n": 256, "tile_k": 64, "group": 8, "cluster": 1, "split_k": 4}
     depths = {plan.candidate_id(p): p for n in (9, 4, 3, 2) for p in [{**wide, "stages": n}]}
     job = {"kernel": "matmul", "layout": "NT", "dtype": "bf16", "target": DEFAULT_TARGET}
     answers = list(worker.compile_family({**job, "depths": 2, "candidates": depths}))
@@ -203,15 +216,17 @@ def test_measure_runs_checks_and_times_on_the_machine(monkeypatch):
         clear=lambda: args[2].fill(np.nan),
         peers={"torch.mm": lambda: None},
     )
-    monkeypatch.setitem(worker.TUNABLES, "matmul", Tunable(SPEC, ("NN",), None, lambda *_: problem))
+    monkeypatch.setitem(worker.TUNABLES, "matmul", Tunable(
+        SPEC, ("NN",), ("NN",), None, lambda *_: problem, TUNABLES["matmul"].further))  # fmt: skip
     good = {"tile_m": 64, "tile_n": 64, "tile_k": 64, "stages": 2, "group": 8, "cluster": 1}
     job = {"kernel": "matmul", "shape": "64^3", "items": [("M", 64)], "layout": "NN"}
-    candidates = {"good": good, "bad": {**good, "stages": 99}}
+    candidates = {"good": good, "bad": {**good, "stages": 99}, "split": {**good, "split_k": 3}}
     job |= {"dtype": "bf16", "candidates": candidates, "seconds": 1, "keep": 1, "calls": 1}
     answers = list(worker.measure(job))
     assert answers[0] == {"trying": "good"} and answers[1]["error"] < 2**-8
     assert answers[3]["failed"] == "bad" and "stages" in answers[3]["reason"]
-    assert answers[5] == {"screen": {"torch.mm": 1.0, "good": 1.0}}
+    assert answers[5]["checked"] == "split" and answers[5]["error"] < 2**-8
+    assert answers[7] == {"screen": {"torch.mm": 1.0, "good": 1.0, "split": 1.0}}
     assert set(answers[-1]["times"]) == {"torch.mm", "good"}
     torch.cuda.synchronize = lambda: (_ for _ in ()).throw(RuntimeError("context is gone"))
     with pytest.raises(worker.ContextLost, match="context is gone"):

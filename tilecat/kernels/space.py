@@ -86,18 +86,30 @@ _SMS = 132  # of an H200 (cudaDeviceProp::multiProcessorCount, 2026-11)
 def _gemm_legal(params: Params, item_bytes: int) -> bool:
     tile_m, tile_n, group = params["tile_m"], params["tile_n"], params["group"]
     accumulator = tile_n // 2  # registers a thread for 64 rows of f32
+    parts = params["split_k"], params["stream_k"]
+    # With parts of K the tiles are few, or only the last wave differs: their order matters little.
+    plain = (params["cluster"], params["tile_k"], group) == (1, 64, 8)
     most = {1: 128, 2: 128, 3: 96}  # what the consumers' share of the registers leaves for it
     return (
         accumulator <= most.get(tile_m // _ROWS, 0)
+        and (parts == (1, 1) or 1 in parts and plain and tile_n % 64 == 0)
         and group % params["cluster"] == 0
         and params["stages"] * (tile_m + tile_n) * params["tile_k"] * item_bytes < 232448
     )
 
 
 def _gemm_same(params: Params, extents: Extents) -> Params:
-    """A group of at least all block rows is one group, whatever its size."""
+    """A group of at least all block rows is one group, whatever its size.
+
+    Whole waves leave no tail to share, and so do steps that one CTA has to itself.
+    """
     rows = math.ceil(extents["M"] / params["tile_m"])
-    return {**params, "group": min(params["group"], max(rows, params["cluster"]))}
+    tiles = rows * math.ceil(extents["N"] / params["tile_n"])
+    tail = tiles % _SMS and extents["K"] > params["tile_k"]
+    return {
+        **params, "group": min(params["group"], max(rows, params["cluster"])),
+        "stream_k": params["stream_k"] if tail else 1,
+    }  # fmt: skip
 
 
 def gemm_micros(params: Params, extents: Extents, item_bytes: int) -> float:
@@ -119,6 +131,8 @@ GEMM_SPACE = Space(
         ("stages", tuple(range(2, 9))),
         ("group", (4, 8, 16, 32)),
         ("cluster", (1, 2)),
+        ("split_k", (1, 2, 4, 8)),
+        ("stream_k", (1, 4)),
     ),
     legal=_gemm_legal,
     same=_gemm_same,

@@ -19,7 +19,7 @@ def whole_product(
     """Around the end of a task: what stands inside runs where acc has the sums of all of K.
 
     A task that does not end its tile leaves its sums in memory, which L2 holds, and raises a flag.
-    The one that ends it waits for flag after flag, takes each down and adds. So flags are zeroed
+    The one that ends it waits for the flags of all, adds, and takes them down. So flags are zeroed
     once, before the first launch of all, and sums never; launches that share them follow one
     another.
 
@@ -41,14 +41,16 @@ def whole_product(
     places = cluster * consumers  # of a slot
     rank = tc.cluster_rank() * consumers if cluster > 1 else 0
     mine = task.slot * places + rank + consumer
-    with tc.when(~task.ends), tc.turn(flags.at(mine), 0):
+    with tc.when(~task.ends):
         tc.store(sums[mine, 0], acc)
+        with tc.turn(flags.at(mine), 0):
+            pass
     with tc.when(task.ends):
-        for i in tc.range(task.partials):
-            there = mine + i * places
-            with tc.turn(flags.at(there), 1, turns=2):
+        some = task.partials > 0
+        with tc.when(some), tc.turn(flags.at(mine), 1, turns=2, count=task.partials, step=places):
+            for i in tc.range(task.partials):
                 for first in range(0, cols, PANEL):
                     stop = min(first + PANEL, cols)
-                    at = sums.at(there * rows, first)
+                    at = sums.at((mine + i * places) * rows, first)
                     acc[:, first:stop] += tc.load(at, rt[acc.dtype, rows, stop - first])
         yield

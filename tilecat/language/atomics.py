@@ -47,7 +47,9 @@ def atomic_max(destination: Any, source: Any) -> None:
 
 
 @contextmanager
-def turn(counter: GlobalTile, number: Any, *, turns: Any = None) -> Iterator[None]:
+def turn(
+    counter: GlobalTile, number: Any, *, turns: Any = None, count: Any = 1, step: Any = 1
+) -> Iterator[None]:
     """`with tc.turn(counters.at(i), n):` what CTAs do here happens in the order of their numbers.
 
     For sums that come out the same each time: `tc.store_add_async` and `tc.atomic_add` add in no
@@ -60,6 +62,9 @@ def turn(counter: GlobalTile, number: Any, *, turns: Any = None) -> Iterator[Non
         number: whose turn it is, each once.
         turns: how many there are: the last leaves 0, so that the counter serves the next launch
             as it is. None: the counter goes on.
+        count: of counters that the holder has at one time, an s32 scalar: this one and those
+            behind it along the last axis; threads wait for one each.
+        step: from one of them to the next, counters.
 
     Scope: thread, warp, warpgroup. PTX: `ld.acquire.gpu`, `st.release.gpu`.
     """
@@ -72,11 +77,12 @@ def turn(counter: GlobalTile, number: Any, *, turns: Any = None) -> Iterator[Non
     if turns is not None:  # one more than -1 is 0
         last = compare("eq", number, binary("sub", turns, 1))
         passed = operand_of(select(last, -1, number), "turn")
-    add(Turn(coords, counter.arg, whose, True))
+    held = operand_of(count, "turn: count"), operand_of(step, "turn: step")
+    add(Turn(coords, counter.arg, whose, True, *held))
     add(FenceAsync("global"))
     yield
     add(FenceAsync("global"))
-    add(Turn(coords, counter.arg, passed, False))
+    add(Turn(coords, counter.arg, passed, False, *held))
 
 
 def _atomic(operation: str, destination: Any, source: Any) -> None:

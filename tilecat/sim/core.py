@@ -308,7 +308,8 @@ class Machine:
     def _poll(self, fiber: Fiber, item: Instruction) -> None:
         """A fiber looked at something that may change: let others run first."""
         self.idle_polls += 1
-        if self.idle_polls > _MAX_IDLE_POLLS:
+        others = len(self.fibers) + len(self.polling)
+        if self.idle_polls > _MAX_IDLE_POLLS + _PATIENCE * others:
             self.fault("deadlock", item, f"{self.reporter.threads(fiber.lo, fiber.hi - 1)} "
                        "poll for ever: nothing else can run")  # fmt: skip
         self.polling.append(fiber)
@@ -321,7 +322,7 @@ class Machine:
         if not count:
             self.changed()
         if count == _PATIENCE and self.run_other():
-            count = 0
+            count = self.idle_polls = 0
         if count > 4 * _PATIENCE:
             who = self.reporter.threads(fiber.lo, fiber.hi - 1)
             self.fault("deadlock", item, f"{who} poll global "

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ..bench import gemm
+from ..gemm_parts import places_of
 from ..kernels import KernelSpec, Shape
+from ..runtime import deferred
+from ..runtime.arrays import view
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,7 @@ class Tunable:
         usual: those that are tuned if nobody says which.
         example: (layout, dtype) -> NumPy arguments as the compiler sees those on the GPU.
         ready: (torch, shape, layout, dtype) -> the problem.
+        further: (arguments of either, parameters) -> what the kernel takes behind them.
     """
 
     spec: KernelSpec
@@ -46,6 +50,7 @@ class Tunable:
     usual: tuple[str, ...]
     example: Callable[[str, str], list[Any]]
     ready: Callable[[Any, Shape, str, str], Ready]
+    further: Callable[[Sequence[Any], dict[str, Any]], tuple[Any, ...]] = lambda args, params: ()
 
 
 _EXAMPLE = {"M": 256, "N": 256, "K": 256}  # rows that TMA can reach, as in every tuned problem
@@ -69,8 +74,16 @@ def _gemm_ready(torch: Any, shape: Shape, layout: str, dtype: str) -> Ready:
     )
 
 
+def _gemm_places(args: Sequence[Any], params: dict[str, Any]) -> tuple[Any, ...]:
+    """Places for partial sums, which candidates of a stream share."""
+    a, b, c = args
+    _, _, index = view(a).device.partition(":")
+    sms = deferred.driver().device(int(index)).num_sms if index else 1
+    return places_of((a, b, c), params, sms).arguments(a)
+
+
 TUNABLES = {
     "matmul": Tunable(
-        gemm.SPEC, ("NN", "NT", "TN", "TT"), gemm.LAYOUTS, _gemm_example, _gemm_ready
+        gemm.SPEC, ("NN", "NT", "TN", "TT"), gemm.LAYOUTS, _gemm_example, _gemm_ready, _gemm_places
     )
 }  # fmt: skip

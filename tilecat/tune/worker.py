@@ -46,7 +46,8 @@ def compile_family(job: Job) -> Answers:
         if made == job["depths"]:
             return
         try:
-            compiled = tunable.spec.kernel.compile(*args, target=job["target"], **params)
+            further = tunable.further(args, params)
+            compiled = tunable.spec.kernel.compile(*args, *further, target=job["target"], **params)
         except TileError as error:
             yield {"id": name, "pruned": f"{error.kind}: {error.message}"}
             continue
@@ -74,7 +75,8 @@ def measure(job: Job) -> Answers:
     functions: dict[str, Callable[[], Any]] = {}
     for name, params in job["candidates"].items():
         yield {"trying": name}
-        call = functools.partial(kernel, *ready.args, **params)
+        further = tunable.further(ready.args, params)
+        call = functools.partial(kernel, *ready.args, *further, **params)
         answer = _checked(torch, name, call, ready, job["calls"])
         yield answer
         if "failed" in answer:
