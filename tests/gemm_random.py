@@ -26,6 +26,13 @@ OUTS = ("bf16", "f16", "f32", "e4m3", "e5m2")
 FUNCTIONS = {"gelu": gelu, "silu": silu, "relu": lambda x: np.maximum(x, 0)}
 SLOPE = 1.2  # of any of them, at most
 LONGEST = 300
+# Parameters of the kernel that few calls of tc.matmul take, or none.
+TILES = {"tile_m": 64, "tile_n": 64, "stages": 2}
+GRIDS: tuple[dict[str, Any], ...] = (
+    {"split_k": 3}, {"split_k": 3, "cluster": 2}, {"stream_k": 3}, {"stream_k": 3, "cluster": 2},
+    {"cluster": 2}, {"order": "snake"}, {"persistent": False}, {"persistent": False, "cluster": 2},
+    {"stages": 1}, {"tile_m": 128, "pingpong": True},
+)  # fmt: skip
 GUARD_BYTES = 256  # before and after an output
 PATTERN = 0xA5  # a byte of them
 
@@ -147,6 +154,16 @@ def one_of_each(longest: int, *, gpu: bool = False) -> list[Problem]:
         kind = (given.name, "second" in given.options, "ends" in given.options, blocks, dtypes)
         found.setdefault(kind, given)
     return list(found.values())
+
+
+def product_in_parts(params: dict[str, Any]) -> tuple[np.ndarray, ...]:
+    """A, B, C for the kernel with one of GRIDS; sums and flags where parts of K share them."""
+    rng = np.random.default_rng(0)
+    a, b = (numbers(rng, shape, "bf16", "row") for shape in ((200, 264), (264, 328)))
+    places = 600  # more than any of GRIDS has on 264 CTAs
+    sums, flags = np.full((places * 64, 64), np.nan, np.float32), np.zeros(places, np.int32)
+    shared = (sums, flags) if {"split_k", "stream_k"} & set(params) else ()
+    return a, b, poisoned((200, 328), "bf16"), *shared
 
 
 def _sizes(rng: np.random.Generator, longest: int) -> tuple[int, ...]:

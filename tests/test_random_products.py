@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from itertools import product
+from typing import Any
 
 import gemm_random
 import numpy as np
 import pytest
+import reference
+
+from tilecat.kernels.gemm import matmul
 
 
 def in_numpy(given: gemm_random.Problem) -> np.ndarray:
@@ -35,6 +39,14 @@ def test_checks_see_wrong_numbers_and_bytes_around_them(seed: int):
     given.out_in(poisoned)[at] = -value if abs(value) > 1 else 64
     with pytest.raises(AssertionError, match=f"seed {seed}: "):
         given.check(poisoned)
+
+
+@pytest.mark.parametrize("params", gemm_random.GRIDS, ids=str)
+def test_schedules_of_the_kernel_give_the_product(params: dict[str, Any]):
+    a, b, c, *shared = gemm_random.product_in_parts(params)
+    matmul(a, b, c, *shared, **{**gemm_random.TILES, **params})
+    reference.assert_close(c, reference.matmul(a, b), c.dtype)
+    assert not shared or not shared[-1].any()
 
 
 def test_500_problems_are_of_all_kinds():

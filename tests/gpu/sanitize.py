@@ -28,18 +28,11 @@ import table_rows  # noqa: E402
 import torch  # noqa: E402
 from cases import CASES, Case, bases, to_torch, views  # noqa: E402
 from memory.test_memory import FAMILIES  # noqa: E402
-from on_gpu import run_on_gpu  # noqa: E402
+from on_gpu import OnGpu, run_on_gpu  # noqa: E402
 from test_gemm_random import run as twice  # noqa: E402
 from test_mma import launched  # noqa: E402
 
 from tilecat.kernels.gemm import matmul  # noqa: E402
-
-SIZES = (200, 328, 264)  # M, N, K of the products below
-# Parameters of the kernel that tc.matmul does not choose.
-GRIDS: tuple[dict[str, Any], ...] = (
-    {"split_k": 3}, {"split_k": 3, "cluster": 2}, {"cluster": 2}, {"order": "snake"},
-    {"persistent": False}, {"persistent": False, "cluster": 2}, {"stages": 1},
-)  # fmt: skip
 
 
 def run(case: Case) -> str | None:
@@ -77,14 +70,13 @@ def run_random(given: gemm_random.Problem) -> None:
 
 def run_grid(params: dict[str, Any]) -> None:
     """A product by the kernel itself."""
-    m, n, k = SIZES
-    a, b = (torch.randn(shape, device="cuda").bfloat16() for shape in ((m, k), (k, n)))
-    c = torch.full((m, n), float("nan"), device="cuda", dtype=torch.bfloat16)
-    sums = torch.empty(m, n, device="cuda")
-    turns = torch.zeros(m // 64 + 8, n // 64 + 2, device="cuda", dtype=torch.int32)
-    shared = (sums, turns) if "split_k" in params else ()
-    matmul(a, b, c, *shared, **{"tile_m": 64, "tile_n": 64, "stages": 2, **params})
-    reference.assert_close(c, reference.matmul(a, b), reference.as_numpy(c).dtype)
+    a, b, c, *shared = gemm_random.product_in_parts(params)
+    out = OnGpu(c)
+    flags = [OnGpu(array) for array in shared]
+    matmul(OnGpu(a).tensor, OnGpu(b).tensor, out.tensor, *(x.tensor for x in flags),
+           **{**gemm_random.TILES, **params})  # fmt: skip
+    reference.assert_close(out.back(), reference.matmul(a, b), c.dtype)
+    assert not shared or not flags[-1].back().any(), "flags are left down"
 
 
 def asserted(run: Callable[[Any], None]) -> Callable[[Any], str | None]:
@@ -101,14 +93,14 @@ def asserted(run: Callable[[Any], None]) -> Callable[[Any], str | None]:
 
 
 # Kernels, one memory case of each kind, a sample of the ops and of the products, and the GEMM:
-# one call of each kind, and what tc.matmul does not choose.
+# one call of each kind, and its schedules.
 SAMPLES = (
     (CASES, run),
     (tuple(FAMILIES.values()), asserted(run_on_gpu)),
     (table_rows.CASES[::61], asserted(run_op)),
     (mma_cases.CASES[::31], asserted(run_mma)),
     (gemm_random.one_of_each(200, gpu=True), asserted(run_random)),
-    (GRIDS, asserted(run_grid)),
+    (gemm_random.GRIDS, asserted(run_grid)),
 )
 
 
