@@ -198,10 +198,11 @@ class SlotElement:
             raise LayoutError(f"at: elements are those of vectors, got {vector} in {self.slot!r}")
         return vector.at(self.index)
 
-    def load(self, source: GlobalTile, multicast: bool | str = False) -> None:
+    def load(self, source: GlobalTile, multicast: bool | str = False, cache: str = "") -> None:
         """Producer: loads it; other elements of its vector keep what the stage held."""
-        if multicast:
-            raise ScopeError("load_async: tiles are multicast, got an element of a vector")
+        if multicast or cache:
+            raise ScopeError("load_async: tiles are multicast and have priorities in L2, got an "
+                             "element of a vector", hint="leave out multicast= and cache=")
         slots, index = self.slot.slots, self.slot.index
         self.slot.acquire()
         slots.loads += index not in slots.begun
