@@ -36,3 +36,11 @@ def test_descriptors_of_the_main_loop_stay_in_uniform_registers(kernel, params, 
     assert sum("HGMMA" in i for i in loop) == mma
     assert sum(i.split()[0] == "R2UR" or " R2UR " in f" {i} " for i in loop) == 0
     assert len(loop) <= most
+
+
+@pytest.mark.parametrize("target", ["sm_100a", "sm_103a", "sm_107a"])
+def test_operands_of_tcgen05_stay_in_uniform_registers(target):
+    loop = main_loop(matmul.compile(target=target).sass, "UTCHMMA")
+    assert sum("UTCHMMA" in i for i in loop) == 4
+    assert not any("R2UR" in i or "ELECT" in i for i in loop)
+    assert len(loop) <= 48

@@ -238,5 +238,5 @@ def test_a_consume_hole_is_refused():
         def _(task, steps):
             pass
 
-    with pytest.raises(ScopeError, match="issued by a thread of their own, step by step"):
+    with pytest.raises(ScopeError, match="issued by a warp of their own, step by step"):
         example.compile(target="sm_100a")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..ir import Value
+from ..ir import Scope, Value
 from ..layouts import MatrixDescriptor
 from ..ptx import instructions as ptx
+from ..ptx import transfers
 from ..ptx.tensor_descriptors import InstructionDescriptor, SharedDescriptor
 
 if TYPE_CHECKING:
@@ -116,3 +117,10 @@ def tensor_lanes(w: Writer, address: Address, pair: bool) -> Address:
     start = w.new("b32", "at")
     w.line(ptx.alu("add.u32", start, lanes, address.base))
     return address._replace(base=start)
+
+
+def issuer(w: Writer, scope: Scope) -> str | None:
+    """Predicate that leaves the lane of a warp that issues products; None where one thread runs."""
+    if scope is Scope.THREAD:
+        return None
+    return w.local("issuer", "pred", "issuer", lambda r: w.line(transfers.elect(r)))

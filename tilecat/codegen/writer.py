@@ -395,6 +395,7 @@ class Writer:
     operand = matrices.operand
     instruction_descriptor = matrices.instruction_descriptor
     tensor_lanes = matrices.tensor_lanes
+    issuer = matrices.issuer
 
     # ---- parameters
 

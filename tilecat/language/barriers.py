@@ -40,6 +40,7 @@ from ..ops.sync import (
     WaitBarrier,
 )
 from .control import Entry
+from .meeting import after_meeting, has_tensor_memory
 from .scalars import Scalar, operand_of
 from .values import SharedTile, SharedVec
 
@@ -78,6 +79,7 @@ class Barrier:
         condition = None if when is None or when is True else operand_of(when, "arrive: when")
         assert condition is None or isinstance(condition, Value), "a predicate"
         target = None if rank is None else rank_of(rank, "arrive")
+        self.op.tensor = self.op.tensor or has_tensor_memory()
         add(Arrive(self.op.result, self.index, condition, each, target))
 
     def expect(self, *tiles: Any) -> None:
@@ -253,6 +255,7 @@ def barrier_sync(number: Any, threads: int) -> None:
     What they did before is there after. Scope: warp, warpgroup. PTX: `bar.sync`.
     """
     add(NamedBarrier(_named(number, threads, "barrier_sync"), threads))
+    after_meeting()
 
 
 def barrier_arrive(number: Any, threads: int) -> None:

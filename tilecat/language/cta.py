@@ -18,6 +18,7 @@ from ..ops.scalar import Binary, Compare, ConvertScalar, GetVar, Not, Select, Wa
 from ..ops.sync import FenceAsync, NamedBarrier
 from ..tiles import SharedTileType, SharedVecType, sv
 from . import reductions
+from .meeting import after_meeting
 from .memory import load, store
 from .scalars import Scalar, operand_of
 from .sections import WARPGROUP_THREADS
@@ -58,6 +59,7 @@ def cta_sync() -> None:
 def _sync() -> None:
     add(FenceAsync())
     add(NamedBarrier(CTA_BARRIER, current().kernel.threads))
+    after_meeting()
 
 
 def _threads(name: str, *scopes: Scope) -> int:

@@ -12,6 +12,7 @@ from ..ir import Role, Scope
 from ..ops.control import RoleSection
 from ..ops.scalar import SpecialRegister, WarpgroupIndex, WarpIndex
 from ..ops.sync import FenceAsync, NamedBarrier, WarpSync
+from .meeting import after_meeting
 from .scalars import Scalar, binary, operand_of
 
 WARPGROUP_THREADS = 128
@@ -99,6 +100,7 @@ def sync() -> None:
     if builder.scope is Scope.WARP:
         add(FenceAsync())
         add(WarpSync())
+        after_meeting()
         return
     if builder.scope is not Scope.WARPGROUP:
         raise ScopeError(
@@ -109,6 +111,7 @@ def sync() -> None:
     number = operand_of(binary("add", thread >> 7, 1))
     add(FenceAsync())
     add(NamedBarrier(number, WARPGROUP_THREADS))
+    after_meeting()
 
 
 def cta_id() -> Scalar:

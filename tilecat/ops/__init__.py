@@ -27,7 +27,7 @@ from .masks import Mask
 from .memory import AllocScratch, AllocShared, LoadShared, StoreShared, ViewShared
 from .minifloat import ConvertCodes, PackCodes
 from .mma import Mma, MmaWait
-from .mma_tensor import Commit, TensorMma
+from .mma_tensor import Commit, ElectIssuer, TensorMma
 from .mma_warp import WarpMma
 from .random import RandomBits
 from .reduce import Reduce, ReduceVector, Total
@@ -90,7 +90,7 @@ ALL_OPS: tuple[type[Op], ...] = (
     AtomicGlobal, AtomicShared, AtomicVector,
     Mma, WarpMma, MmaWait, ViewRegisters,
     AllocTensor, AllocTensorMemory, FreeTensorMemory, ViewTensor, LoadTensor, StoreTensor,
-    TensorFence, TensorMma, Commit,
+    TensorFence, TensorMma, Commit, ElectIssuer,
     ChangeLayout, AllocRegisters, Map, Fill, Spread, Mask, CompareElements, SelectElements, Indices,
     ChangeVector, Scan, RandomBits, ConvertCodes, PackCodes,
     TriangularInverse,

@@ -23,6 +23,12 @@ TENSOR_FORMS: tuple[TensorForm, ...] = tuple(
 )
 
 
+# One thread issues. Of a warp it is an elected lane: then ptxas (13.5) knows that control and
+# descriptors are uniform in the warp; of one thread by its number it makes a loop around each
+# product that moves its operands to uniform registers.
+ISSUERS = (Scope.THREAD, Scope.WARP)
+
+
 def check_tensor_extents(name: str, form: TensorForm, acc: TensorTileType, depth: int) -> None:
     """Whole instructions: M, N and K.
 
@@ -60,7 +66,7 @@ class TensorMma(Op):
     """
 
     verb: ClassVar[str] = "{name}"
-    scopes: ClassVar[tuple[Scope, ...]] = (Scope.THREAD,)
+    scopes: ClassVar[tuple[Scope, ...]] = ISSUERS
     name: str = attribute()
     acc: Value = operand()
     a: Value = operand()
@@ -136,11 +142,11 @@ class TensorMma(Op):
         form, (left, right) = self.form, self.descriptors()
         what = w.instruction_descriptor(self.instruction())
         a_base, b_base = (w.operand_base(tile, d) for tile, d in ((self.a, left), (self.b, right)))
-        sums = w.text(w.address(self.acc))
+        sums, issuer = w.text(w.address(self.acc)), w.issuer(self.scope)
         for step in range(left.num_k_steps):
             a, b = w.operand(a_base, left, step), w.operand(b_base, right, step)
             accumulate = w.predicate(True if step else self.accumulate)
-            w.line(ptx_tensor.mma(form.kind, sums, a, b, what, accumulate))
+            w.line(ptx_tensor.mma(form.kind, sums, a, b, what, accumulate), issuer)
 
 
 @dataclass(eq=False)
@@ -154,7 +160,7 @@ class Commit(Op):
     """
 
     verb: ClassVar[str] = "mma_commit"
-    scopes: ClassVar[tuple[Scope, ...]] = (Scope.THREAD,)
+    scopes: ClassVar[tuple[Scope, ...]] = ISSUERS
     barriers: Value = operand()
     index: Operand = operand()
     ranks: Operand | None = operand(default=None)
@@ -170,10 +176,21 @@ class Commit(Op):
 
     def emit(self, w: Any) -> None:
         """`tcgen05.commit`."""
-        address = w.barrier(self.barriers, self.index)
+        address, issuer = w.barrier(self.barriers, self.index), w.issuer(self.scope)
         if self.ranks is None:
-            w.line(ptx_tensor.commit(address))
+            w.line(ptx_tensor.commit(address), issuer)
             return
         mask = w.new("b16", "ranks")
         w.line(ptx.alu("cvt.u16.u32", mask, w.src(self.ranks, "u32")))
-        w.line(ptx_tensor.commit_multicast(address, mask))
+        w.line(ptx_tensor.commit_multicast(address, mask), issuer)
+
+
+@dataclass(eq=False)
+class ElectIssuer(Op):
+    """The lane that issues the warp's products from here on."""
+
+    scopes: ClassVar[tuple[Scope, ...]] = (Scope.WARP,)
+
+    def emit(self, w: Any) -> None:
+        """`elect.sync`, once for the block and what it holds."""
+        w.issuer(self.scope)

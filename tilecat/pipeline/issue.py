@@ -1,8 +1,8 @@
-"""Products with sums in tensor memory: one thread issues them, consumers load what they sum up to.
+"""Products with sums in tensor memory: one warp issues them, consumers load what they sum up to.
 
-On chips with tcgen05.mma a role's `compute` is traced for that thread, once for each consumer. Two
+On chips with tcgen05.mma a role's `compute` is traced for that warp, once for each consumer. Two
 consumers of 64 rows, whose tiles of A lie one behind the other, are multiplied as one of 128: at
-half the rows the tensor core has half its rate. The thread gives input stages back and tells of
+half the rows the tensor core has half its rate. The warp gives input stages back and tells of
 finished sums by commits; consumers load their sums into registers, which frees the tensor memory
 for the next task but one, and go on as on other chips.
 
@@ -21,7 +21,7 @@ from ..ir import Block, Scope
 from ..language.control import otherwise, range_, when
 from ..language.functions import empty, fill
 from ..language.scalars import binary, named, operand_of
-from ..language.sections import cta_id
+from ..language.sections import cta_id, warp_id, warps
 from ..language.tensor import (
     TensorTile,
     allocate,
@@ -32,7 +32,7 @@ from ..language.tensor import (
     view_of,
 )
 from ..language.values import RegTile
-from ..ops.mma_tensor import Commit
+from ..ops.mma_tensor import Commit, ElectIssuer
 from ..ops.sync import AllocBarriers, Arrive, barrier_of
 from ..ops.tensor import ROWS, AllocTensor, FreeTensorMemory, LoadTensor
 from ..tiles import TensorTileType, rt
@@ -68,7 +68,7 @@ class Accumulator(RegTile):
 
 
 class SumsRing(Ring):
-    """Tensor memory between the issuing thread and the consumers: one stage a task."""
+    """Tensor memory between the issuing warp and the consumers: one stage a task."""
 
     def __init__(self, depth: int, writer: Party, consumers: int):
         super().__init__("sums", depth, writer=writer)
@@ -91,7 +91,7 @@ class SumsRing(Ring):
 
 
 class Issue(Party):
-    """The thread that issues a role's products.
+    """The warp that issues a role's products.
 
     Args:
         role: the consumers.
@@ -106,8 +106,8 @@ class Issue(Party):
         self.ring: SumsRing | None = None
         if self.pipe.template != "lcf" or getattr(self.pipe, "pingpong", False):
             raise ArchError(
-                f"accumulator: on {current().arch.target} products of a pipeline are issued by one "
-                f"thread, which tc.lcf without pingpong has, got {self.pipe.template}",
+                f"accumulator: on {current().arch.target} products of a pipeline are issued by a "
+                f"warp of their own, which tc.lcf without pingpong has, got {self.pipe.template}",
                 hint="tc.lcf(consumers=..., stages=..., tasks=..., steps=...)",
             )
 
@@ -148,7 +148,7 @@ class Issue(Party):
         """
         if "consume" in self.role.holes:
             raise ScopeError(
-                f"{self.pipe.template}: on {current().arch.target} products are issued by a thread "
+                f"{self.pipe.template}: on {current().arch.target} products are issued by a warp "
                 "of their own, step by step, got a consume hole",
                 loc=self.role.holes.filled["consume"][1],
                 hint="fill compute",
@@ -174,7 +174,7 @@ class Issue(Party):
     def _pairs(self) -> bool:
         """Whether the products of two consumers are one: a trace that is thrown away tells."""
         builder = self.pipe.builder
-        with builder.within(Block(builder.block), Scope.THREAD):
+        with builder.within(Block(builder.block), Scope.WARP):
             number = cta_id()
             try:
                 self._products(self.pipe.tasks.task(number), number, number > 0, 0)
@@ -194,8 +194,13 @@ class Issue(Party):
         assert self.ring is not None, "planned before"
         return self.ring
 
-    def trace(self) -> None:
-        """Its code, in its thread."""
+    def trace(self, first: int) -> None:
+        """Its code, by the warp that begins with thread `first`; one of its lanes issues."""
+        with when(warp_id() == first // 32), warps():
+            add(ElectIssuer())
+            self._tasks()
+
+    def _tasks(self) -> None:
         pipe, ring, builder = self.pipe, self._sums, current()
         inputs = list(pipe.inputs.values())
         for some in (*inputs, ring):
@@ -203,7 +208,7 @@ class Issue(Party):
         for task in pipe.tasks_of_cta():
             ring.claim()
             for step in range_(pipe.steps_of(task)):
-                visit = Visit(self, builder.block, Scope.THREAD, "step")
+                visit = Visit(self, builder.block, Scope.WARP, "step")
                 with visiting(pipe.rings, visit):
                     for some in inputs:
                         some.touch()

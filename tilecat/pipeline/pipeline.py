@@ -309,8 +309,8 @@ class Pipeline:
                 self.storing.trace(Scope.WARPGROUP)
         for issue in [] if self.by_one_thread else self.issues:
             first += threads
-            with self._section(issue.name, first, threads), one_thread(first):
-                issue.trace()
+            with self._section(issue.name, first, threads):
+                issue.trace(first)
         for role in self.roles:
             rest = role is self.roles[-1]
             with self._section(role.name, role.first * threads, role.warpgroups * threads, rest):
@@ -350,8 +350,7 @@ class Pipeline:
             with one_thread(first + WARP_THREADS):
                 self.storing.trace(Scope.THREAD)
         for number, issue in enumerate(self.issues, 2):
-            with one_thread(first + number * WARP_THREADS):
-                issue.trace()
+            issue.trace(first + number * WARP_THREADS)
 
     def _produce(self) -> None:
         scratches, rings = self.scratches, list(self.inputs.items())
