@@ -27,6 +27,7 @@ import numpy as np
 import ops_cases
 import table
 import table_rows
+import tensor_cases
 from memory import test_memory
 
 from tilecat import sim
@@ -34,15 +35,22 @@ from tilecat.binding import bind
 from tilecat.driver import Compiled, KernelFunction
 from tilecat.ir import Op
 from tilecat.ops import ALL_OPS
-from tilecat.tiles import PeerType, RegTileType, RegVecType, SharedTileType, SharedVecType
+from tilecat.tiles import (
+    PeerType,
+    RegTileType,
+    RegVecType,
+    SharedTileType,
+    SharedVecType,
+    TensorTileType,
+)
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "docs"))
 from examples import FAMILIES, run  # noqa: E402
 
 TARGET = "sm_90a"
-TILES = (RegTileType, RegVecType, SharedTileType, SharedVecType, PeerType)
+TILES = (RegTileType, RegVecType, SharedTileType, SharedVecType, PeerType, TensorTileType)
 # Their `name` is the user's, not a function's.
-UNNAMED = {"AllocShared", "AllocBarriers", "RoleSection"}
+UNNAMED = {"AllocShared", "AllocBarriers", "RoleSection", "AllocTensor"}
 OPCODE = re.compile(r"^ +(?:@\S+ )?([a-z][\w.:]*)\b.*;", re.M)
 Form = tuple[str, ...]
 
@@ -72,11 +80,11 @@ class CaseTable:
 
 
 def compiled_on(
-    kernel: KernelFunction, args: Iterable[Any], params: dict[str, Any]
+    kernel: KernelFunction, args: Iterable[Any], params: dict[str, Any], target: str = TARGET
 ) -> list[Compiled]:
     """A kernel as a call with these arrays makes it; not assembled."""
     bound = bind(kernel.signature, [kernel._view(arg) for arg in args], params)
-    return [kernel.specialize(bound.specialization, TARGET)]
+    return [kernel.specialize(bound.specialization, target)]
 
 
 def _op(case: ops_cases.OpCase) -> list[Compiled]:
@@ -96,6 +104,11 @@ def _mma(case: mma_cases.MmaCase) -> list[Compiled]:
     found: list[Compiled] = []
     mma_cases.run(case, mma_cases.arrays(case), lambda k, *a: found.extend(compiled_on(k, a, {})))
     return found
+
+
+def _tensor(case: tensor_cases.TensorCase) -> list[Compiled]:
+    args = tensor_cases.call_arrays(case, tensor_cases.arrays(case))
+    return compiled_on(tensor_cases.kernel_of(case), args, {}, case.target)
 
 
 def _memory(case: Any) -> list[Compiled]:
@@ -123,6 +136,8 @@ TABLES = (
     CaseTable("ops on every dtype and scope", tuple(table_rows.CASES), _row_of_table,
               tuple(table_rows.CASES[:: table.QUICK]), lambda case: case.form),
     CaseTable("matrix products", mma_cases.CASES, _mma, mma_cases.CASES[::16],
+              lambda case: case.described),
+    CaseTable("products in tensor memory", tensor_cases.CASES, _tensor, tensor_cases.CASES[::8],
               lambda case: case.described),
     CaseTable("memory and synchronisation", test_memory.CASES, _memory,
               tuple(test_memory.FAMILIES.values())),
