@@ -240,3 +240,16 @@ def test_a_consume_hole_is_refused():
 
     with pytest.raises(ScopeError, match="issued by a warp of their own, step by step"):
         example.compile(target="sm_100a")
+
+
+@pytest.mark.parametrize("pingpong", [True, "tasks"])
+def test_consumers_that_take_turns_are_refused(pingpong: Any):
+    @tc.kernel
+    def example(A: gl[bf16, "M", "K"]):
+        pipe = tc.lcf(
+            consumers=2, stages=2, tasks=tc.row_major(1, 1), steps=1, pingpong=pingpong
+        )  # fmt: skip
+        pipe.accumulator(f32, 64, 64)
+
+    with pytest.raises(ArchError, match="tc.lcf without pingpong has, got lcf with pingpong"):
+        example.compile(target="sm_100a")

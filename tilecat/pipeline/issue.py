@@ -104,10 +104,12 @@ class Issue(Party):
         self.accumulators: list[Accumulator] = []
         self.paired = role.warpgroups % 2 == 0
         self.ring: SumsRing | None = None
-        if self.pipe.template != "lcf" or getattr(self.pipe, "pingpong", False):
+        turns = role.alternate or getattr(self.pipe, "pingpong", False)
+        if self.pipe.template != "lcf" or turns:
             raise ArchError(
                 f"accumulator: on {current().arch.target} products of a pipeline are issued by a "
-                f"warp of their own, which tc.lcf without pingpong has, got {self.pipe.template}",
+                f"warp of their own, which tc.lcf without pingpong has, got {self.pipe.template}"
+                f"{' with pingpong' * bool(turns)}",
                 hint="tc.lcf(consumers=..., stages=..., tasks=..., steps=...)",
             )
 

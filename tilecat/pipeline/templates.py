@@ -62,9 +62,12 @@ class Consumers(Pipeline):
         return self.role.scratch(kind)
 
     def accumulator(self, dtype: Any, rows: int, cols: int) -> RegTile:
-        """A register tile that starts each task at zero: its first mma overwrites it.
+        """A tile of sums that starts each task at zero: its first mma overwrites it.
 
-        Scope: CTA, before the holes; registers of each consumer.
+        In registers of each consumer. On Blackwell and Rubin in tensor memory until `finish`, and
+        `compute` is then all products: a warp of its own issues them (`tcgen05.mma`).
+
+        Scope: CTA, before the holes.
         """
         return self.role.accumulator(dtype, rows, cols)
 
