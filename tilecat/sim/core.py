@@ -88,7 +88,7 @@ class Machine:
         self._layout_shared(smem_bytes)
         local_memory.layout(self)
         self._layout_specials()
-        self.reporter = Reporter(program.places, table, self.shared_base, self.block)
+        self.reporter = Reporter(program.place, table, self.shared_base, self.block)
         self.clocks = Clocks(self.num_threads // 32, races, self.ctas)
         self.shared = [np.zeros(self.shared_bytes, np.uint8) for _ in range(self.ctas)]
         self.chunks = [array.view("c16") for array in self.shared]

@@ -40,14 +40,15 @@ from tilecat.sim.global_memory import EncodedMap, GlobalMemory, Pointer, TensorM
 from tilecat.sim.parse import Parameter
 from tilecat.sim.program import Program, parse_program
 from tilecat.sim.report import Conflict, Result
+from tilecat.sim.table import Table
 
-TABLE = (
+TABLE = Table((
     *mbarrier.TABLE, *barriers.TABLE, *bulk.TABLE, *bulk_stores.TABLE, *wgmma.TABLE,
     *memory.TABLE, *warp.TABLE, *atomics.TABLE, *cp_async.TABLE, *tensormap.TABLE,
     *mma_sync.TABLE, *local_memory.TABLE, *carry.TABLE, *variables.TABLE, *generic.TABLE,
     *async_stores.TABLE, *tensor_alloc.TABLE, *tensor_access.TABLE, *tensor_core.TABLE,
     *tensor_mma.TABLE, *tensor_copy.TABLE,
-)  # fmt: skip
+))  # fmt: skip
 _DEFAULT_LIMIT = 50_000_000
 _MAP_BYTES = 128
 # They run one cluster after the other: this many empty ones take minutes.
@@ -133,16 +134,17 @@ def _block_of(program: Program) -> tuple[int, int, int]:
 
 
 def _result(machine: Machine, reports: Sequence) -> Result:
-    items, places = machine.program.instructions, machine.program.places
-    stats: Counter[str] = Counter(machine.stats)
+    items, executed = machine.program.instructions, Counter[str]()
     for segment in machine.bound.values():
         for item in items[segment.start : segment.end]:
-            stats[item.op.split(".")[0]] += segment.runs
+            executed[item.op] += segment.runs
     for item, count in zip(items, machine.counts, strict=True):
-        if count:
-            stats[item.op.split(".")[0]] += count
+        executed[item.op] += count
+    stats: Counter[str] = Counter(machine.stats)
+    for op, count in (+executed).items():
+        stats[op.split(".")[0]] += count
     conflicts = tuple(
-        Conflict(places[pc].line, places[pc].text, places[pc].source, *worst)
+        Conflict(items[pc].line, items[pc].text, items[pc].loc, *worst)
         for pc, worst in sorted(machine.conflicts.items())
     )
     instructions = stats.pop("instructions", 0)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import bisect
 import re
 import struct
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from tilecat.errors import Loc, MachineError
-from tilecat.sim.chips import Chip, chip_of
+from tilecat.sim.chips import Chip
 
 TYPE_BYTES = {
     **{f"{kind}{bits}": bits // 8 for kind in "bus" for bits in (8, 16, 32, 64)},
     **{"f16": 2, "bf16": 2, "f32": 4, "f64": 8, "f16x2": 4, "bf16x2": 4, "b128": 16},
 }
-REGISTER_BANKS = {1: "B", 2: "H", 4: "R", 8: "D"}
+BANKS = {
+    "pred": "P",
+    **{kind: {1: "B", 2: "H", 4: "R", 8: "D"}.get(size, "") for kind, size in TYPE_BYTES.items()},
+}
 SPECIALS = frozenset(
     [f"%{name}.{axis}" for name in ("tid", "ntid", "ctaid", "nctaid", "clusterid", "nclusterid",
                                     "cluster_ctaid", "cluster_nctaid") for axis in "xyz"]
@@ -25,7 +28,7 @@ SPECIALS = frozenset(
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Reg:
     """A register: bank (P predicate, B 8, H 16, R 32, D 64 bits) and row in it."""
 
@@ -34,14 +37,14 @@ class Reg:
     row: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Special:
     """A special register, PTX ISA chapter 10."""
 
     name: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Imm:
     """A constant; `bits` is set for hexadecimal floats (0f..., 0d...)."""
 
@@ -49,26 +52,26 @@ class Imm:
     bits: int | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Symbol:
     """A name that stands for an address, or a label."""
 
     name: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Sink:
     """The destination `_`."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Not:
     """`!p`."""
 
     reg: Reg
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Pair:
     """`p|q`."""
 
@@ -76,14 +79,14 @@ class Pair:
     second: Reg | Sink
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Vec:
     """`{a, b}`."""
 
     items: tuple
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Mem:
     """`[base + offset, extra...]`."""
 
@@ -92,7 +95,7 @@ class Mem:
     extra: tuple = ()
 
 
-@dataclass
+@dataclass(slots=True)
 class Instruction:
     """One instruction; the fields after `loc` are filled by `program.decode`."""
 
@@ -112,7 +115,7 @@ class Instruction:
     mask: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Parameter:
     """A kernel parameter: name, byte offset in the block, size in bytes, type."""
 
@@ -122,7 +125,7 @@ class Parameter:
     type: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class SharedArray:
     """A `.shared` or `.local` variable: bytes (0 for an extern one), alignment."""
 
@@ -150,18 +153,9 @@ class Module:
     preamble: str = ""
 
 
-_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
-_ENTRY = re.compile(
-    r"(?:\.visible\s+|\.weak\s+)?\.entry\s+([\w$]+)\s*(?:\((.*?)\))?([^{;]*)\{", re.S
-)
-_PARAM = re.compile(
-    r"\.param\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+(?:\.ptr\s+(?:\.\w+\s+)?(?:\.align\s+\d+\s+)?)?"
-    r"([\w$]+)\s*(?:\[(\d+)\])?$"
-)
 _SHARED = re.compile(
     r"(\.extern\s+)?\.shared\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+([\w$]+)\s*((?:\[\d*\])*)$"
 )
-_FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"([^"]*)"', re.M)
 _LABEL = re.compile(r"([\w$]+)\s*:(?!:)")
 _OFFSET = re.compile(r"^(.+?)\s*([+-])\s*(-?\s*(?:0[xX][0-9a-fA-F]+|\d+))$")
 _INTEGER = re.compile(r"^-?(?:0[xX][0-9a-fA-F]+|0[bB][01]+|\d+)U?$")
@@ -171,30 +165,36 @@ _HEX_DOUBLE = re.compile(r"0[dD][0-9a-fA-F]{16}")
 _NAME = re.compile(r"[\w$]+")
 _SPACE = re.compile(r"\s*")
 _LOC = re.compile(r"\.loc\s")
-_REGISTER = re.compile(r"\.reg\s+\.(\w+)\s+([\w$%]+)\s*;")
 _INSTRUCTION = re.compile(r"(?:@(!?)\s*([\w$%]+)\s+)?([\w.:]+)\s*(.*)$", re.S)
-_BRACKET = re.compile(r"[\[({]")
+# What nearly all statements are: a register's declaration, or an instruction.
+_PLAIN = re.compile(
+    r"(?:\.reg\s+\.(\w+)\s+([\w$%]+)\s*;"
+    r"|((?:@(!?)([\w$%]+)\s+)?([a-z]\w*(?:(?:\.|::)\w+)*)(?:\s+(?![\s:])([^;]*))?);)\s*"
+)
+_BRACKET = re.compile(r"[\[\](){}]")
+_ADDRESS = re.compile(r"\[([\w$%]+)(?:\+(\d+))?\]")
 _REGISTER_RANGE = re.compile(r"([\w$%]+)<(\d+)>")
-_PUNCTUATION = re.compile(r"[\[\](){},]")
 
 
 def split_operands(text: str) -> list[str]:
     """Split at commas outside brackets and braces."""
-    if _BRACKET.search(text) is None:
-        parts = [part.strip() for part in text.split(",")]
-        return parts if parts[-1] else parts[:-1]
-    parts, depth, start = [], 0, 0
-    for found in _PUNCTUATION.finditer(text):
-        char = found[0]
-        if char in "[{(":
-            depth += 1
-        elif char in "]})":
-            depth -= 1
-        elif depth == 0:
-            parts.append(text[start : found.start()].strip())
-            start = found.end()
-    last = text[start:].strip()
-    return [*parts, last] if last else parts
+    pieces = text.split(",")
+    if _BRACKET.search(text):
+        pieces = _joined(pieces)
+    parts = [piece.strip() for piece in pieces]
+    return parts if parts[-1] else parts[:-1]
+
+
+def _joined(pieces: list[str]) -> list[str]:
+    """Pieces between commas, those that a bracket holds together as one."""
+    parts, whole = [], ""
+    for piece in pieces:
+        whole = f"{whole},{piece}" if whole else piece
+        opened = whole.count("[") + whole.count("{") + whole.count("(")
+        if opened == whole.count("]") + whole.count("}") + whole.count(")"):
+            parts.append(whole)
+            whole = ""
+    return [*parts, whole]
 
 
 def integer(text: str) -> int:
@@ -207,89 +207,109 @@ def integer(text: str) -> int:
     return sign * int(digits, 0)
 
 
-class _Body:
+_register = lru_cache(1 << 16)(Reg)
+
+
+@lru_cache(1 << 12)
+def _constant(text: str) -> Special | Imm | Sink | None:
+    """An operand that means the same in every text."""
+    if text == "_":
+        return Sink()
+    if text in SPECIALS:
+        return Special(text)
+    if text == "WARP_SZ":
+        return Imm(32)
+    if _HEX_FLOAT.fullmatch(text):
+        bits = int(text[2:], 16)
+        return Imm(struct.unpack("<f", struct.pack("<I", bits))[0], bits)
+    if _HEX_DOUBLE.fullmatch(text):
+        bits = int(text[2:], 16)
+        return Imm(struct.unpack("<d", struct.pack("<Q", bits))[0], bits)
+    if _INTEGER.match(text):
+        return Imm(integer(text))
+    return Imm(float(text)) if _FLOAT.match(text) else None
+
+
+class Body:
     """Parses the statements of a kernel body into a Module."""
 
     def __init__(self, module: Module, files: dict[int, str]):
         self.module, self.files = module, files
-        self.scopes: list[dict[str, Reg]] = [{}]
+        self.scopes: list[dict[str, Reg]] = [{}]  # each with all names that are known in it
+        self.known = self.scopes[0]
         self.label_scopes: list[str] = [""]
         self.num_scopes = 0
         self.loc: Loc | None = None
         self.pending_table: str | None = None
         self.current = ""
 
-    def fail(self, line: int, text: str, why: str) -> None:
+    def _fail(self, line: int, text: str, why: str) -> None:
         whole = self.current if self.current and self.current != text else ""
         shown = f"{text}, in: {whole}" if whole else text
         raise MachineError(f"parse: line {line}: {why}: {shown}", loc=self.loc)
 
-    def lookup(self, name: str) -> Reg | None:
-        for scope in reversed(self.scopes):
-            if name in scope:
-                return scope[name]
-        return None
+    def declare(self, kind: str, name: str, line: int) -> None:
+        """A register: `.reg .type a`. PTX ISA 5.2."""
+        bank = BANKS.get(kind)
+        if not bank:
+            self._fail(line, name, f"register type .{kind} not implemented")
+        sizes = self.module.bank_sizes
+        self.known[name] = _register(name, bank, sizes[bank])
+        sizes[bank] += 1
 
-    def declare(self, kind: str, names: str, line: int) -> None:
-        """`.reg .type a, b<n>;` PTX ISA 5.2, 5.4.2."""
-        if kind != "pred" and kind not in TYPE_BYTES or kind == "b128":
-            self.fail(line, names, f"register type .{kind} not implemented")
-        bank = "P" if kind == "pred" else REGISTER_BANKS[TYPE_BYTES[kind]]
-        known, row = self.scopes[-1], self.module.bank_sizes[bank]
+    def declare_all(self, kind: str, names: str, line: int) -> None:
+        """Several: `.reg .type a, b<n>`. PTX ISA 5.4.2."""
         for name in split_operands(names):
             match = _REGISTER_RANGE.fullmatch(name)
             for item in [f"{match[1]}{k}" for k in range(int(match[2]))] if match else [name]:
-                known[item] = Reg(item, bank, row)
-                row += 1
-        self.module.bank_sizes[bank] = row
+                self.declare(kind, item, line)
+
+    def block(self, char: str) -> None:
+        """The start or end of a block: names in it are its own."""
+        if char == "{":
+            self.num_scopes += 1
+            self.scopes.append(dict(self.known))
+            self.label_scopes.append(f"{self.num_scopes}.")
+        else:
+            self.scopes.pop()
+            self.label_scopes.pop()
+        self.known = self.scopes[-1] if self.scopes else {}
 
     def operand(self, text: str, line: int) -> object:
         """One operand, PTX ISA chapter 6."""
         if not text:
-            self.fail(line, text, "an operand is missing")
+            self._fail(line, text, "an operand is missing")
+        if address := _ADDRESS.fullmatch(text):
+            base = self.known.get(address[1]) or self._scalar(address[1], line)
+            return Mem(base, int(address[2] or 0))
         if text[0] == "[":
             base, *extra = split_operands(text[1:-1]) or ("",)
             offset = 0
             match = _OFFSET.match(base)
-            if match and self.lookup(base) is None:
+            if match and base not in self.known:
                 base = match[1]
                 offset = integer(match[3]) * (1 if match[2] == "+" else -1)
             items = tuple(self.operand(part, line) for part in extra)
             return Mem(self.operand(base, line), offset, items)
         if text[0] == "{":
             return Vec(tuple(self.operand(part, line) for part in split_operands(text[1:-1])))
-        if text == "_":
-            return Sink()
         if text[0] == "!":
             return Not(self.operand(text[1:].strip(), line))
         if "|" in text:
             first, _, second = text.partition("|")
             return Pair(self.operand(first.strip(), line), self.operand(second.strip(), line))
-        return self.scalar(text, line)
+        return self._scalar(text, line)
 
-    def scalar(self, text: str, line: int) -> object:
-        register = self.lookup(text)
-        if register is not None:
-            return register
-        if text in SPECIALS:
-            return Special(text)
-        if text == "WARP_SZ":
-            return Imm(32)
-        if _HEX_FLOAT.fullmatch(text):
-            bits = int(text[2:], 16)
-            return Imm(struct.unpack("<f", struct.pack("<I", bits))[0], bits)
-        if _HEX_DOUBLE.fullmatch(text):
-            bits = int(text[2:], 16)
-            return Imm(struct.unpack("<d", struct.pack("<Q", bits))[0], bits)
-        if _INTEGER.match(text):
-            return Imm(integer(text))
-        if _FLOAT.match(text):
-            return Imm(float(text))
+    def _scalar(self, text: str, line: int) -> object:
+        found = self.known.get(text) or _constant(text)
+        if found is not None:
+            return found
         if text[0] == "%" or not _NAME.fullmatch(text):
-            self.fail(line, text, "unknown register or operand")
+            self._fail(line, text, "unknown register or operand")
         return Symbol(text)
 
     def label(self, name: str) -> None:
+        """`name:` in front of the next instruction."""
         self.module.labels[self.label_scopes[-1] + name] = len(self.module.instructions)
         self.pending_table = name
 
@@ -301,39 +321,47 @@ class _Body:
         elif text.startswith(".reg"):
             match = re.match(r"\.reg\s+(?:\.v\d\s+)?\.(\w+)\s+(.*)$", text, re.S)
             if not match or ".v" in text.split()[1]:
-                self.fail(line, text, "register declaration not understood")
-            self.declare(match[1], match[2], line)
+                self._fail(line, text, "register declaration not understood")
+            self.declare_all(match[1], match[2], line)
         elif text.startswith((".shared", ".extern .shared")):
-            self.module.shared.append(_shared(text, line))
+            self.module.shared.append(shared_array(text, line))
         elif text.startswith(".local"):
-            self.module.local.append(_shared(text.replace(".local", ".shared", 1), line))
+            self.module.local.append(shared_array(text.replace(".local", ".shared", 1), line))
         elif text.startswith(".branchtargets"):
             prefix = self.label_scopes[-1]
             names = split_operands(text.split(None, 1)[1])
             self.module.branch_tables[self.pending_table or ""] = [prefix + n for n in names]
         elif text.startswith(".pragma"):
             if "nounroll" not in text and "used_bytes_mask" not in text:
-                self.fail(line, text, "pragma not implemented")
+                self._fail(line, text, "pragma not implemented")
         else:
-            self.fail(line, text, "directive not implemented")
+            self._fail(line, text, "directive not implemented")
 
     def instruction(self, text: str, line: int) -> None:
+        """`@p opcode operands`, PTX ISA 4.3.2."""
         match = _INSTRUCTION.match(text)
         if not match:
-            self.fail(line, text, "not an instruction")
-        predicate = None
-        if match[2]:
-            predicate = self.lookup(match[2])
+            self._fail(line, text, "not an instruction")
+        self.add(text, line, *match.groups())
+
+    def add(
+        self, text: str, line: int, sign: str | None, guard: str | None, op: str,
+        operands: str | None,
+    ) -> None:
+        """An instruction in its parts: `@`, `!`, predicate, opcode, operands."""
+        known, predicate = self.known, None
+        if guard:
+            predicate = known.get(guard)
             if predicate is None or predicate.bank != "P":
-                self.fail(line, text, f"{match[2]} is no predicate register")
-        parts = split_operands(match[4])
-        args = tuple([self.lookup(part) or self.operand(part, line) for part in parts])
-        if match[3] in ("bra", "bra.uni", "brx.idx", "brx.idx.uni"):
-            args = self.scoped(match[3], args)
-        self.module.instructions.append(
-            Instruction(len(self.module.instructions), match[3], args, predicate,
-                        match[1] == "!", line, text, self.loc)
-        )  # fmt: skip
+                self._fail(line, text, f"{guard} is no predicate register")
+        parts = split_operands(operands) if operands else ()
+        args = tuple([known.get(part) or self.operand(part, line) for part in parts])
+        if op in ("bra", "bra.uni", "brx.idx", "brx.idx.uni"):
+            args = self.scoped(op, args)
+        items = self.module.instructions
+        items.append(
+            Instruction(len(items), op, args, predicate, sign == "!", line, text, self.loc)
+        )
 
     def scoped(self, op: str, args: tuple) -> tuple:
         """Labels of an inner block are local to it, PTX ISA 4.3."""
@@ -345,13 +373,14 @@ class _Body:
         """`.loc file line column`, PTX ISA 11.5.2."""
         numbers = re.findall(r"\d+", text.split("function_name")[0])
         if len(numbers) < 3:
-            self.fail(at, text, "a .loc has file, line and column")
+            self._fail(at, text, "a .loc has file, line and column")
         file, line, column = (int(number) for number in numbers[:3])
         path = self.files.get(file)
         self.loc = Loc(path, line, max(column - 1, 0)) if path else None
 
 
-def _shared(text: str, line: int) -> SharedArray:
+def shared_array(text: str, line: int) -> SharedArray:
+    """A `.shared` variable's declaration, PTX ISA 5.1.7, 5.4."""
     match = _SHARED.match(" ".join(text.split()))
     if not match or match[3] not in TYPE_BYTES:
         raise MachineError(f"parse: line {line}: shared variable not understood: {text}")
@@ -362,121 +391,46 @@ def _shared(text: str, line: int) -> SharedArray:
     return SharedArray(match[4], size, int(match[2] or TYPE_BYTES[match[3]]), extern)
 
 
-def _parameters(text: str, line: int) -> tuple[Parameter, ...]:
-    """The entry's parameter list, PTX ISA 5.1.6, 11.1.1; laid out at natural alignment."""
-    offset, params = 0, []
-    for item in split_operands(text or ""):
-        match = _PARAM.match(" ".join(item.split()))
-        if not match or match[2] not in TYPE_BYTES:
-            raise MachineError(f"parse: line {line}: parameter not understood: {item}")
-        size = TYPE_BYTES[match[2]] * int(match[4] or 1)
-        align = int(match[1] or TYPE_BYTES[match[2]])
-        offset = -(-offset // align) * align
-        params.append(Parameter(match[3], offset, size, match[2]))
-        offset += size
-    return tuple(params)
-
-
-def _scan(body: _Body, text: str, start: int, lines: list[int]) -> None:
+def scan(body: Body, text: str, start: int) -> None:
     """Walk the body from its first statement to its closing brace."""
-    position, depth = start, 1
-    while True:
-        position = _SPACE.match(text, position).end()
-        if position >= len(text):
-            raise MachineError("parse: the kernel's body has no closing brace")
-        line = bisect.bisect_right(lines, position)
-        char = text[position]
-        label = None if char == "." else _LABEL.match(text, position)
-        if char in "{}":
-            depth += 1 if char == "{" else -1
-            position += 1
-            if depth == 0:
-                body.module.end_line = line
-                return
-            _block(body, char)
-        elif char == "." and (one := _REGISTER.match(text, position)):
-            body.declare(one[1], one[2], line)
-            position = one.end()
-        elif char == "." and _LOC.match(text, position):
-            end = text.find("\n", position)
-            body.location(text[position:end], line)
-            position = end
-        elif label:
-            body.label(label[1])
-            position = label.end()
-        else:
-            end = text.find(";", position)
-            if end < 0:
-                raise MachineError(f"parse: line {line}: statement without semicolon")
-            body.statement(" ".join(text[position:end].split()), line)
-            position = end + 1
-
-
-def _block(body: _Body, char: str) -> None:
-    if char == "{":
-        body.num_scopes += 1
-        body.scopes.append({})
-        body.label_scopes.append(f"{body.num_scopes}.")
-    else:
-        body.scopes.pop()
-        body.label_scopes.pop()
-
-
-def _resolve_labels(module: Module) -> None:
-    """Replace scoped branch targets by the innermost label of that name."""
-    for item in module.instructions:
-        if item.op not in ("bra", "bra.uni") or not isinstance(item.args[-1], Symbol):
+    position: int | None = _SPACE.match(text, start).end()
+    line, seen = 1, 0
+    while position is not None:
+        line += text.count("\n", seen, position)
+        seen, plain = position, _PLAIN.match(text, position)
+        if plain is None:
+            position = _unusual(body, text, position, line)
             continue
-        *scopes, name = item.args[-1].name.split("\0")
-        found = next((s + name for s in reversed([s for s in scopes if s])
-                      if s + name in module.labels), name)  # fmt: skip
-        if found not in module.labels:
-            raise MachineError(f"parse: line {item.line}: no label {name}: {item.text}")
-        item.target = module.labels[found]
+        if plain.lastindex == 2:
+            body.declare(plain[1], plain[2], line)
+        else:
+            whole, *parts = plain.groups()[2:]
+            body.current = whole = " ".join(whole.split())
+            body.add(whole, line, *parts)
+        position = plain.end()
 
 
-def _chip(preamble: str) -> Chip:
-    """`.version` and `.target`, PTX ISA 11.1.1, 11.1.2."""
-    version = re.search(r"\.version\s+(\d+)\.(\d+)", preamble)
-    target = re.search(r"\.target\s+([\w, ]+)", preamble)
-    if version is None or target is None:
-        raise MachineError("parse: a module begins with .version and .target")
-    return chip_of(target[1].strip(), (int(version[1]), int(version[2])))
-
-
-def parse_module(text: str, files: dict[int, str] | None = None) -> Module:
-    """Parse a module with one kernel.
-
-    Args:
-        text: PTX.
-        files: paths for `.file` indices the text does not declare.
-
-    Raises:
-        MachineError: syntax or directives the machine does not know.
-    """
-    clean = _COMMENT.sub(lambda m: re.sub(r"[^\n]", " ", m[0]), text)
-    entries = list(_ENTRY.finditer(clean))
-    if len(entries) != 1:
-        raise MachineError(f"parse: a module with one kernel is wanted, got {len(entries)}")
-    entry = entries[0]
-    lines = [0] + [match.end() for match in re.finditer("\n", clean)]
-    line = bisect.bisect_right(lines, entry.start())
-    directives = {
-        name: tuple(int(n) for n in re.findall(r"\d+", values))
-        for name, values in re.findall(r"\.(\w+)((?:\s+\d+(?:\s*,\s*\d+)*)?)", entry[3])
-    }
-    for name in directives:
-        if name not in ("maxntid", "reqntid", "minnctapersm", "maxnreg", "reqnctapercluster",
-                        "explicitcluster", "maxclusterrank", "blocksareclusters"):  # fmt: skip
-            raise MachineError(f"parse: line {line}: kernel directive .{name} not implemented")
-    preamble = clean[: entry.start()]
-    module = Module(entry[1], _chip(preamble), _parameters(entry[2], line), directives,
-                    preamble=preamble)  # fmt: skip
-    for match in re.finditer(r"^\s*((?:\.extern\s+)?\.shared\s[^;]*);", module.preamble, re.M):
-        module.shared.append(_shared(match[1], bisect.bisect_right(lines, match.start(1))))
-    known = dict(files or {})
-    known.update({int(number): path for number, path in _FILE.findall(clean)})
-    body = _Body(module, known)
-    _scan(body, clean, entry.end(), lines)
-    _resolve_labels(module)
-    return module
+def _unusual(body: Body, text: str, start: int, line: int) -> int | None:
+    """What is no plain statement; the next one's place, None behind the body's closing brace."""
+    char = text[start : start + 1]
+    if not char:
+        raise MachineError("parse: the kernel's body has no closing brace")
+    label = None if char == "." else _LABEL.match(text, start)
+    if char in "{}":
+        body.block(char)
+        end = start + 1
+        if not body.scopes:
+            body.module.end_line = line
+            return None
+    elif char == "." and _LOC.match(text, start):
+        end = text.find("\n", start)
+        body.location(text[start:end], line)
+    elif label:
+        body.label(label[1])
+        end = label.end()
+    else:
+        end = text.find(";", start) + 1
+        if not end:
+            raise MachineError(f"parse: line {line}: statement without semicolon")
+        body.statement(" ".join(text[start : end - 1].split()), line)
+    return _SPACE.match(text, end).end()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from tilecat.errors import MachineError
 from tilecat.sim import alu
 from tilecat.sim.chips import Chip
+from tilecat.sim.module import parse_module
 from tilecat.sim.parse import (
     TYPE_BYTES,
     Imm,
@@ -20,10 +21,9 @@ from tilecat.sim.parse import (
     Special,
     Symbol,
     Vec,
-    parse_module,
 )  # fmt: skip
 from tilecat.sim.report import Place
-from tilecat.sim.table import Row
+from tilecat.sim.table import Table, form_of
 
 _BANKS = {1: "B", 2: "H", 4: "R", 8: "D"}
 _CONSTANTS = (Imm, Symbol, Sink)
@@ -38,14 +38,19 @@ class Program:
         instructions: decoded instructions; the last one is an exit that every path reaches.
         leaders: instructions where straight-line runs must start.
         joins: reconvergence point of every branch that can diverge.
-        places: PTX line, text and user line of every instruction.
     """
 
     module: Module
     instructions: list[Instruction]
     leaders: frozenset[int]
     joins: dict[int, int]
-    places: tuple[Place, ...]
+
+    def place(self, pc: int) -> Place:
+        """PTX line, text and user line of an instruction; empty for a number that none has."""
+        if not 0 <= pc < len(self.instructions):
+            return Place(0, "")
+        item = self.instructions[pc]
+        return Place(item.line, item.text, item.loc)
 
 
 def refuse(item: Instruction, why: str) -> MachineError:
@@ -90,8 +95,19 @@ def _check_operand(item: Instruction, operand: object, kind: str, loose: bool) -
         raise refuse(item, f"register {reg.name} does not have the size of .{kind}")
 
 
-def _decode_alu(item: Instruction, row: alu.AluRow) -> None:
+# Opcodes with the forms of operands that were found right: they need no second look.
+_CHECKED: set[tuple[object, ...]] = set()
+
+
+def _decode_alu(item: Instruction, form: tuple[object, ...], row: alu.AluRow) -> None:
     item.kind, item.row = "alu", row
+    if form not in _CHECKED:
+        _check_alu(item, row)
+        if not any(isinstance(arg, Not | Pair | Special | Vec) for arg in item.args):
+            _CHECKED.add(form)
+
+
+def _check_alu(item: Instruction, row: alu.AluRow) -> None:
     vectors = [isinstance(arg, Vec) for arg in item.args]
     if any(vectors):
         _check_vector_move(item, row, vectors)
@@ -165,12 +181,10 @@ def _decode_flow(item: Instruction, module: Module, exit_pc: int) -> bool:
     return True
 
 
-def _decode_row(item: Instruction, rows: dict[str, list[Row]], chip: Chip) -> None:
-    candidates = rows.get(item.op.split(".")[0], [])
-    matching = [row for row in candidates if row.regex.fullmatch(item.op)]
-    if not matching:
+def _decode_row(item: Instruction, form: tuple[object, ...], table: Table, chip: Chip) -> None:
+    row = table.row(item, form)
+    if row is None and not table.has(item.op):
         raise refuse(item, "instruction or modifier not implemented")
-    row = next((row for row in matching if row.accepts(item.args)), None)
     if row is None:
         raise refuse(item, "operand form not implemented")
     if row.needs and row.needs not in chip.features:
@@ -218,49 +232,47 @@ def _reconvergence(items: list[Instruction], leaders: list[int]) -> dict[int, in
     return joins
 
 
-def _mask(item: Instruction, first_bit: dict[str, int]) -> int:
-    """The registers an instruction names."""
-    mask = 0
-    for arg in (*item.args, item.predicate):
-        for reg in (arg,) if type(arg) is Reg else registers(arg):
-            mask |= 1 << (first_bit[reg.bank] + reg.row)
-    return mask
+def _masks(items: list[Instruction], sizes: dict[str, int]) -> None:
+    """The registers that each instruction names: the 32-bit bank's rows, then the others'.
+
+    Only wgmma asks, for those in flight.
+    """
+    order = "RPBHD"
+    first = {bank: sum(sizes[b] for b in order[: order.index(bank)]) for bank in order}
+    for item in items:
+        for arg in (*item.args, item.predicate):
+            for reg in (arg,) if type(arg) is Reg else registers(arg):
+                item.mask |= 1 << (first[reg.bank] + reg.row)
 
 
-def decode(module: Module, rows: tuple[Row, ...]) -> Program:
+def decode(module: Module, table: Table) -> Program:
     """Give every instruction its meaning.
 
     Raises:
         MachineError: an instruction, modifier or operand form that no row has.
     """
-    by_family: dict[str, list[Row]] = {}
-    for row in rows:
-        by_family.setdefault(row.family, []).append(row)
     items = module.instructions
     final = Instruction(len(items), "exit", (), None, False, module.end_line, "exit", None)
     final.kind = "exit"
-    sizes = module.bank_sizes
-    # Masks of registers: bit k is row k of the 32-bit bank; the other banks follow.
-    order = "RPBHD"
-    first_bit = {bank: sum(sizes[b] for b in order[: order.index(bank)]) for bank in order}
     leaders = {0, final.pc, *module.labels.values()}
     for item in items:
+        form = form_of(item)
         row = None if item.op.startswith("ld.") else alu.resolve(item.op)
         if row is not None:
-            _decode_alu(item, row)
+            _decode_alu(item, form, row)
         elif not _decode_parameter_load(item, module):
             if _decode_flow(item, module, final.pc):
                 leaders |= {item.pc + 1, *_successors(item)}
             else:
-                _decode_row(item, by_family, module.chip)
-        item.mask = _mask(item, first_bit)
+                _decode_row(item, form, table, module.chip)
+    if any(item.op.startswith("wgmma") for item in items):
+        _masks(items, module.bank_sizes)
     items.append(final)
     starts = sorted(leaders)
     joins = _reconvergence(items, starts)
-    places = tuple(Place(item.line, item.text, item.loc) for item in items)
-    return Program(module, items, frozenset(starts), joins, places)
+    return Program(module, items, frozenset(starts), joins)
 
 
-def parse_program(text: str, rows: tuple[Row, ...], files: dict[int, str] | None = None) -> Program:
+def parse_program(text: str, table: Table, files: dict[int, str] | None = None) -> Program:
     """Text to program."""
-    return decode(parse_module(text, files), rows)
+    return decode(parse_module(text, files), table)

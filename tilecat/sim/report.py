@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tilecat.addresses import AddressTable
@@ -112,7 +113,7 @@ class Result:
 class Reporter:
     """Collects reports, each (kind, instruction, other instruction) once, and names addresses."""
 
-    places: tuple[Place, ...]
+    place: Callable[[int], Place]
     table: AddressTable | None
     shared_base: int
     block: int
@@ -123,8 +124,7 @@ class Reporter:
         key = (kind, pc, other)
         if key in self.found:
             return
-        place = self.places[pc] if 0 <= pc < len(self.places) else Place(0, "")
-        second = self.places[other] if 0 <= other < len(self.places) else None
+        place, second = self.place(pc), self.place(other) if other >= 0 else None
         self.found[key] = Report(kind, message, place.line, place.text, place.source, second)
 
     def shared(self, cta: int, offset: int) -> str:

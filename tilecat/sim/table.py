@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -78,3 +78,37 @@ class Row:
             return False
         pairs = zip(args, forms, strict=False)
         return all(any(_FORMS[k](arg) for k in form.rstrip("?")) for arg, form in pairs)
+
+
+def form_of(item: Instruction) -> tuple[object, ...]:
+    """The opcode, and of each operand its kind, or its bank if it is a register."""
+    return (item.op, *[arg.bank if type(arg) is Reg else type(arg) for arg in item.args])
+
+
+class Table:
+    """All rows; what was found for an opcode and forms of operands is kept.
+
+    Args:
+        rows: the rows of every family.
+    """
+
+    def __init__(self, rows: Iterable[Row]):
+        self.families: dict[str, list[Row]] = {}
+        for row in rows:
+            self.families.setdefault(row.family, []).append(row)
+        self.found: dict[tuple[object, ...], Row] = {}
+
+    def has(self, op: str) -> bool:
+        """Whether any row has the opcode."""
+        return any(row.regex.fullmatch(op) for row in self.families.get(op.split(".")[0], ()))
+
+    def row(self, item: Instruction, form: tuple[object, ...]) -> Row | None:
+        """The first row with the opcode that accepts such operands."""
+        found = self.found.get(form)
+        if found is None:
+            rows = self.families.get(item.op.split(".")[0], ())
+            matching = (row for row in rows if row.regex.fullmatch(item.op))
+            found = next((row for row in matching if row.accepts(item.args)), None)
+            if found is not None:
+                self.found[form] = found
+        return found
