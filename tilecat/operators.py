@@ -60,7 +60,8 @@ def matmul(
             `tc.matmul(a, b, out, beta=1)`.
         scale_a: f32: a number, an array of one element, or one element a row of a, [..., M] or
             [..., M, 1]. With FP8 also one for each 128 of K, [..., M, K/128]; scale_b is
-            [..., K/128, N/128] then, and the sums of each 128 are added in f32.
+            [..., K/128, N/128] then, and the sums of each 128 are added in f32. Scales of blocks
+            with M contiguous (`scale.T.contiguous().T`) are taken as they lie, others copied.
         scale_b: f32: a number, an array of one element, or one element a column of b, [..., N] or
             [..., 1, N]; or of blocks, see scale_a.
         second: another b: the first step of the epilogue takes the tiles of both products,

@@ -2,8 +2,10 @@
 
 import re
 
+import numpy as np
 import pytest
 
+from tilecat import bf16, e4m3
 from tilecat.kernels.attention import attention
 from tilecat.kernels.gemm import matmul
 
@@ -44,3 +46,19 @@ def test_operands_of_tcgen05_stay_in_uniform_registers(target):
     assert sum("UTCHMMA" in i for i in loop) == 4
     assert not any("R2UR" in i or "ELECT" in i for i in loop)
     assert len(loop) <= 48
+
+
+@pytest.mark.parametrize(("tile_n", "stages", "most"), [(128, 5, 130), (256, 4, 205)])
+def test_scales_of_blocks_cost_one_fma_an_element(tile_n, stages, most):
+    """And a step's scales come from shared memory: of two rows, and of the blocks of columns."""
+    a, b = np.zeros((256, 512), e4m3.numpy), np.zeros((512, 512), e4m3.numpy).T
+    c = np.zeros((256, 512), bf16.numpy)
+    scales = np.ones((4, 256), np.float32), np.ones((4, 4), np.float32)
+    made = matmul.compile(a, b, c, *scales, block_scales=True, tile_n=tile_n, stages=stages)
+    loop = main_loop(made.sass, "QGMMA")
+    names = [re.sub(r"^@\S+ ", "", text).split()[0].partition(".")[0] for text in loop]
+    blocks = tile_n // 128
+    wanted = {"QGMMA": 4 * blocks, "FFMA": 64 * blocks, "FMUL": 2 * blocks, "LDS": 3}
+    assert {name: names.count(name) for name in wanted} == wanted
+    assert not {"LDG", "R2UR", "MEMBAR", "FENCE"} & set(names)
+    assert len(loop) <= most
