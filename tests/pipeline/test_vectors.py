@@ -143,6 +143,12 @@ def test_elements_refuse(load, message):
         wrong.compile()
 
 
+def test_a_vector_across_the_contiguous_axis_is_refused():
+    a, c = np.zeros((64, 64), BF16), np.zeros((64, 64), BF16)
+    with pytest.raises(LayoutError, match="TMA cannot reach S here, .* does not lie along its"):
+        scaled_rows(a, a, np.zeros((64, 8), np.float32).T, c, n=1)
+
+
 def test_a_vector_is_not_loaded_in_parts():
     with pytest.raises(LayoutError, match="a vector has no parts"):
         scaled_rows.compile(n=1, cluster=2, multicast=True)

@@ -303,13 +303,17 @@ class CopyByThreads(ThreadCopy):
 
 @dataclass(eq=False)
 class CopyAsync(ThreadCopy):
-    """Asynchronous copy of a tile by its threads; elements outside are zero."""
+    """Asynchronous copy of a tile by its threads; elements outside are zero.
+
+    Elements of 32 bits of a vector may be copied one by one, `cp.async` moving at least 4 bytes.
+    """
 
     verb: ClassVar[str] = "copy_async"
 
     def infer(self) -> tuple[Any, ...]:
         """Nothing; whole 16-byte units."""
-        if not self.chunks:
+        kind = self.tile_type
+        if not self.chunks and not (isinstance(kind, SharedVecType) and kind.dtype.bits == 32):
             raise LayoutError(
                 f"copy_async: copies 16-byte units whose place in {self.arg.name} is a multiple "
                 f"of 16 bytes, in one order with the tile, got {self.tile_type}",
@@ -329,18 +333,26 @@ class CopyAsync(ThreadCopy):
     @property
     def requests(self) -> tuple[SharedRequest, ...]:
         """Its writes to shared memory."""
-        return (copy_request(self.tile_type, "cp.async", CHUNK_BYTES),)
+        return (copy_request(self.tile_type, "cp.async", self.unit_bytes),)
+
+    @property
+    def unit_bytes(self) -> int:
+        """Bytes a thread moves at a time."""
+        return self.unit * self.tile_type.dtype.nbytes
 
     def move(self, w: Any, spot: Spot) -> None:
-        """`cp.async` of 16 bytes; what is outside is not read."""
-        assert spot.left is not None, "whole units"
-        size = w.new("b32", "size")
-        w.line(ptx.alu("mul.lo.u32", size, spot.left, self.tile_type.dtype.nbytes))
-        w.line(ptx.alu("selp.b32", size, size, 0, spot.inside))
+        """`cp.async` of 16 bytes, or of an element; what is outside is not read."""
+        size: Any = self.unit_bytes
+        if spot.left is not None:
+            size = w.new("b32", "size")
+            w.line(ptx.alu("mul.lo.u32", size, spot.left, self.tile_type.dtype.nbytes))
+        found = w.new("b32", "size")
+        w.line(ptx.alu("selp.b32", found, size, 0, spot.inside))
+        size = found
         address, none = w.new("b64", "source"), w.new("pred", "none")
         w.line(ptx.alu("setp.eq.u32", none, size, 0))
         w.line(ptx.alu("selp.b64", address, w.pointer(self.arg), spot.address, none))
-        w.line(transfers.cp_async(spot.shared, address, CHUNK_BYTES, size))
+        w.line(transfers.cp_async(spot.shared, address, self.unit_bytes, size))
 
 
 @dataclass(eq=False)

@@ -25,19 +25,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..builder import add, current
-from ..errors import Loc, ScopeError, SyncError
+from ..errors import LayoutError, Loc, ScopeError, SyncError
 from ..ir import Access, Block, Op, Scope, Value
+from ..language.regions import Region
 from ..language.scalars import Var, named, operand_of, select, var
 from ..language.transfers import check_meets, copy_element, moves_chunks, part_coords
 from ..language.values import SharedElement, SharedTile, SharedVec
 from ..language.views import GlobalTile
-from ..ops.copies import CopyArrive, CopyByThreads
+from ..ops.copies import CopyArrive, CopyAsync, CopyByThreads
 from ..ops.sync import AllocBarriers, Arrive, ArriveExpect, FenceAsync, WaitBarrier
 from ..ops.tma import TmaLoad
 from ..tiles import SharedTileType, SharedVecType
 from .sharing import num_sharers, share_of, sharers
 
 WARPGROUP_THREADS = 128
+WORD_BITS = 32  # what cp.async copies at least
 PRODUCER = "producer"
 
 
@@ -118,7 +120,7 @@ class Ring:
         self.empty = add(AllocBarriers(f"{name} empty", depth * max(parts, 1)))
         self.tx_bytes = 0
         self.by_threads = False
-        self.by_elements = False
+        self.copiers = 0  # threads of the producer that copy vectors and elements: 0, 1, 128
         self.acquired: ArriveExpect | None = None
         self.loading = False  # the load hole is being traced
         self.shared: set[str] = set()  # its stages are filled by CTAs of one row, of one column
@@ -299,15 +301,29 @@ class Ring:
             add(op)
             self.tx_bytes += op.num_bytes
         else:
+            self._fill_by_threads(tile, region)
+
+    def _fill_by_threads(self, tile: SharedTile | SharedVec, region: Region) -> None:
+        """By the producer's threads: vectors later, tiles at once, for all who may read them."""
+        if current().scope is Scope.THREAD:
+            raise LayoutError(
+                f"load_async: TMA cannot reach {region.arg.name} here, and one thread loads since "
+                f"it reaches the tensors: {region.obstacle}",
+                hint="an array in which the tile's contiguous axis is contiguous",
+            )
+        kind: type[CopyAsync | CopyByThreads] = CopyByThreads
+        if isinstance(tile, SharedVec) and tile.type.dtype.bits == WORD_BITS:
+            kind, self.copiers = CopyAsync, WARPGROUP_THREADS
+        else:
             self.by_threads = True
-            add(CopyByThreads(
-                tile.value, region.coords, region.arg, axes=region.axes, bounds=region.bounds,
-                reverse=region.reverse, chunks=moves_chunks(tile, region),
-            ))  # fmt: skip
+        add(kind(
+            tile.value, region.coords, region.arg, axes=region.axes, bounds=region.bounds,
+            reverse=region.reverse, chunks=moves_chunks(tile, region),
+        ))  # fmt: skip
 
     def fill_element(self, element: SharedElement, source: GlobalTile) -> None:
         """One element's load, by the thread that loads."""
-        self.by_elements = True
+        self.copiers = max(self.copiers, 1)
         copy_element(element, source)
 
     def pass_on(self) -> None:
@@ -316,10 +332,10 @@ class Ring:
         full, stage = self.full, operand_of(self.stage)
         if self.by_threads:
             add(Arrive(full.result, stage, each=True))
-        if self.tx_bytes or not (self.by_threads or self.by_elements):
+        if self.tx_bytes or not (self.by_threads or self.copiers):
             add(Arrive(full.result, stage))
-        if self.by_elements:
-            add(Arrive(full.result, stage))
+        if self.copiers:
+            add(Arrive(full.result, stage, each=self.copiers > 1))
         self.advance()
 
     def settle(self, announced: ArriveExpect, index: Any) -> None:
@@ -328,14 +344,13 @@ class Ring:
         assert isinstance(full, AllocBarriers), "made in __init__"
         announced.num_bytes = self.tx_bytes
         full.expected_bytes = self.tx_bytes
-        full.arrivals = 1
+        full.arrivals = self.copiers + (1 if self.tx_bytes else 0)
         if self.by_threads:
             add(FenceAsync())
             add(Arrive(full.result, operand_of(index), each=True))
-            full.arrivals = WARPGROUP_THREADS + (1 if self.tx_bytes else 0)
-        if self.by_elements:
-            add(CopyArrive(full.result, operand_of(index), each=False))
-            full.arrivals += 1 if self.tx_bytes or self.by_threads else 0
+            full.arrivals += WARPGROUP_THREADS
+        if self.copiers:
+            add(CopyArrive(full.result, operand_of(index), each=self.copiers > 1))
 
     # ---- at the end of the trace
 
