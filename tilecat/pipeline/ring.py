@@ -309,7 +309,7 @@ class Ring:
             raise LayoutError(
                 f"load_async: TMA cannot reach {region.arg.name} here, and one thread loads since "
                 f"it reaches the tensors: {region.obstacle}",
-                hint="an array in which the tile's contiguous axis is contiguous",
+                hint="an array whose contiguous axis is the tile's",
             )
         kind: type[CopyAsync | CopyByThreads] = CopyByThreads
         if isinstance(tile, SharedVec) and tile.type.dtype.bits == WORD_BITS:
