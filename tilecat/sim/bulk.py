@@ -114,6 +114,8 @@ def read_map(machine: Machine, item: Instruction, operand: Mem, thread: int):
 def _destinations(machine: Machine, item: Instruction, thread: int, address: int) -> list[int]:
     if not _is_multicast(item):
         return [address >> RANK_SHIFT]
+    if "multicast::cluster::all" in item.mods:
+        return list(range(machine.ctas))
     mask = machine.value(item, item.args[item.info["mask"]], thread, item.info["mask_kind"])
     if mask >> machine.ctas or not mask:
         machine.fault("bounds", item, f"multicast mask {mask:#x} for a cluster of {machine.ctas}")
@@ -137,10 +139,11 @@ def _owners(machine: Machine, item: Instruction, ctas: list[int], barrier: int) 
     return owners
 
 
-def _issue_load(
+def issue_load(
     machine: Machine, item: Instruction, thread: int, dst: int, barrier: int, tile: tuple,
     fetch: object, num_bytes: int,
 ) -> None:  # fmt: skip
+    """Start what `fetch` brings, completing on an mbarrier of every destination."""
     ctas = _destinations(machine, item, thread, dst)
     mine = thread // machine.block
     remote = _is_multicast(item) or "shared::cluster" in item.mods and machine.ctas > 1
@@ -176,7 +179,7 @@ def _tensor_load(machine: Machine, fiber: Fiber, item: Instruction) -> None:
         barrier = machine.address(item, item.args[2], thread)
         tile = tile_chunks(machine, offset, encoded.rows, encoded.row_bytes, encoded.swizzle)
         fetch = partial(encoded.load, coords)
-        _issue_load(machine, item, thread, dst, barrier, tile, fetch, encoded.num_bytes)
+        issue_load(machine, item, thread, dst, barrier, tile, fetch, encoded.num_bytes)
 
 
 def flat_side(machine: Machine, item: Instruction, thread: int, shared: Mem, size: object):
@@ -212,7 +215,7 @@ def _flat_load(machine: Machine, fiber: Fiber, item: Instruction) -> None:
         barrier = machine.address(item, item.args[3], thread)
         tile = tile_chunks(machine, offset, 1, num_bytes, 0)
         fetch = partial(_copy_bytes, segment.data[start : start + num_bytes])
-        _issue_load(machine, item, thread, dst, barrier, tile, fetch, num_bytes)
+        issue_load(machine, item, thread, dst, barrier, tile, fetch, num_bytes)
 
 
 def _copy_bytes(data: np.ndarray) -> np.ndarray:
@@ -236,7 +239,7 @@ def _push(machine: Machine, fiber: Fiber, item: Instruction) -> None:
         machine.pushes.setdefault(mine, []).append((agent, found.phase + 1, item.pc))
         snapshot = machine.clocks.snapshot(warp, warp + 1)
         fetch = partial(_read_push, machine, mine, from_set, agent, barrier, snapshot, item.pc)
-        _issue_load(machine, item, thread, dst, barrier, tile, fetch, num_bytes)
+        issue_load(machine, item, thread, dst, barrier, tile, fetch, num_bytes)
 
 
 def _read_push(machine: Machine, cta: int, chunks, agent: int, barrier: int, snapshot, pc: int):

@@ -15,6 +15,7 @@ from tilecat.sim import (
     bulk_stores,
     carry,
     cp_async,
+    launch_control,
     local_memory,
     mbarrier,
     tensor_access,
@@ -83,6 +84,8 @@ class Machine:
         # Another cluster runs while this one polls; False if none can change anything.
         self.run_other: Callable[[], bool] = lambda: False
         self.changed: Callable[[], None] = lambda: None  # what is polled has changed
+        # Number of a cluster that has not begun, and now never will.
+        self.cancel_launch: Callable[[], int | None] = lambda: None
         self.conflicts: dict[int, tuple[int, int]] = {}
         self.param_offsets = {param.name: param.offset for param in program.module.params}
         self._layout_shared(smem_bytes)
@@ -152,9 +155,13 @@ class Machine:
             values[f"%clusterid.{axis}"] = thread * 0
         self.specials = {name: value.astype(np.uint32) for name, value in values.items()}
 
+    def position(self, index: int) -> tuple[int, int, int]:
+        """Place of a cluster in the grid of clusters."""
+        x, y, _ = (grid // cluster for grid, cluster in zip(self.grid, self.cluster, strict=True))
+        return index % x, index // x % y, index // (x * y)
+
     def _place_cluster(self, index: int) -> None:
-        shape = [grid // cluster for grid, cluster in zip(self.grid, self.cluster, strict=True)]
-        position = (index % shape[0], index // shape[0] % shape[1], index // (shape[0] * shape[1]))
+        position = self.position(index)
         for axis, place, cluster in zip("xyz", position, self.cluster, strict=True):
             self.specials[f"%clusterid.{axis}"][:] = place
             within = self.specials[f"%cluster_ctaid.{axis}"]
@@ -190,6 +197,7 @@ class Machine:
         tensor_alloc.reset(self)
         tensor_access.reset(self)
         tensor_core.reset(self)
+        launch_control.reset(self)
 
     # ---- running
     def run_cluster(self, index: int) -> None:

@@ -20,6 +20,7 @@ from tilecat.sim import (
     carry,
     cp_async,
     generic,
+    launch_control,
     local_memory,
     mbarrier,
     memory,
@@ -47,7 +48,7 @@ TABLE = Table((
     *memory.TABLE, *warp.TABLE, *atomics.TABLE, *cp_async.TABLE, *tensormap.TABLE,
     *mma_sync.TABLE, *local_memory.TABLE, *carry.TABLE, *variables.TABLE, *generic.TABLE,
     *async_stores.TABLE, *tensor_alloc.TABLE, *tensor_access.TABLE, *tensor_core.TABLE,
-    *tensor_mma.TABLE, *tensor_copy.TABLE,
+    *tensor_mma.TABLE, *tensor_copy.TABLE, *launch_control.TABLE,
 ))  # fmt: skip
 _DEFAULT_LIMIT = 50_000_000
 _MAP_BYTES = 128

@@ -50,9 +50,11 @@ def _decode(item: Instruction) -> Access:
     registers = data.items if isinstance(data, Vec) else (data,)
     if len(registers) != count:
         raise refuse(item, "a vector of as many registers as the modifier says is wanted")
+    if kind == "b128" and isinstance(data, Reg) and data.bank == "Q":
+        registers, kind = data.halves, "b64"
     if kind not in TYPE_BYTES or kind in ("f16x2", "bf16x2", "b128") or mem.extra:
         raise refuse(item, "operand form not implemented")
-    if TYPE_BYTES[kind] * count > (32 if "global" in space else 16):
+    if TYPE_BYTES[kind] * len(registers) > (32 if "global" in space else 16):
         raise refuse(item, "wider than the machine takes")
     ordered = any(m in ("acquire", "release", "acq_rel") for m in item.mods)
     if ordered and "shared" in space:
@@ -62,6 +64,8 @@ def _decode(item: Instruction) -> Access:
             width = TYPE_BYTES[
                 {"B": "b8", "H": "b16", "R": "b32", "D": "b64"}.get(register.bank, "b8")
             ]
+            if register.bank == "Q":
+                raise refuse(item, f"register {register.name} of 128 bits is for .b128 alone")
             if register.bank == "P" or width < TYPE_BYTES[kind]:
                 raise refuse(item, f"register {register.name} is too narrow for .{kind}")
     polls = load and any(m in ("acquire", "relaxed", "volatile") for m in item.mods)
@@ -349,9 +353,9 @@ _TYPES = "(" + ",".join(f".{kind}" for kind in sorted(TYPE_BYTES)) + ")"
 _SHARED = "(.shared,.shared::cta,.shared::cluster)"
 TABLE = (
     Row(f"ld{_ORDERS}.global{{.ca,.cg,.cs,.lu,.cv}}{{.nc}}{_L1}{_L2}{{.v2,.v4,.v8}}{_TYPES}",
-        "dv m", load, "9.7.9.8", decode=_decode),
-    Row(f"ld{_ORDERS}{_SHARED}{{.v2,.v4}}{_TYPES}", "dv m", load, "9.7.9.8", decode=_decode),
-    Row(f"st{_ST_ORDERS}.global{{.wb,.cg,.cs,.wt}}{_L1}{_L2}{{.v2,.v4,.v8}}{_TYPES}", "m rv",
+        "dvw m", load, "9.7.9.8", decode=_decode),
+    Row(f"ld{_ORDERS}{_SHARED}{{.v2,.v4}}{_TYPES}", "dvw m", load, "9.7.9.8", decode=_decode),
+    Row(f"st{_ST_ORDERS}.global{{.wb,.cg,.cs,.wt}}{_L1}{_L2}{{.v2,.v4,.v8}}{_TYPES}", "m rvw",
         store, "9.7.9.11", decode=_decode),
-    Row(f"st{_ST_ORDERS}{_SHARED}{{.v2,.v4}}{_TYPES}", "m rv", store, "9.7.9.11", decode=_decode),
+    Row(f"st{_ST_ORDERS}{_SHARED}{{.v2,.v4}}{_TYPES}", "m rvw", store, "9.7.9.11", decode=_decode),
 )  # fmt: skip

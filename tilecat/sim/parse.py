@@ -16,7 +16,7 @@ TYPE_BYTES = {
 }
 BANKS = {
     "pred": "P",
-    **{kind: {1: "B", 2: "H", 4: "R", 8: "D"}.get(size, "") for kind, size in TYPE_BYTES.items()},
+    **{kind: {1: "B", 2: "H", 4: "R", 8: "D", 16: "Q"}[n] for kind, n in TYPE_BYTES.items()},
 }
 SPECIALS = frozenset(
     [f"%{name}.{axis}" for name in ("tid", "ntid", "ctaid", "nctaid", "clusterid", "nclusterid",
@@ -30,11 +30,19 @@ SPECIALS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Reg:
-    """A register: bank (P predicate, B 8, H 16, R 32, D 64 bits) and row in it."""
+    """A register: bank (P predicate, B 8, H 16, R 32, D 64, Q 128 bits) and row in it.
+
+    A register of 128 bits is two rows of bank D.
+    """
 
     name: str
     bank: str
     row: int
+
+    @property
+    def halves(self) -> tuple[Reg, Reg]:
+        """The 64-bit registers that one of 128 bits is made of, low half first."""
+        return Reg(f"{self.name}.low", "D", self.row), Reg(f"{self.name}.high", "D", self.row + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,9 +261,9 @@ class Body:
         bank = BANKS.get(kind)
         if not bank:
             self._fail(line, name, f"register type .{kind} not implemented")
-        sizes = self.module.bank_sizes
-        self.known[name] = _register(name, bank, sizes[bank])
-        sizes[bank] += 1
+        sizes, rows = self.module.bank_sizes, "D" if bank == "Q" else bank
+        self.known[name] = _register(name, bank, sizes[rows])
+        sizes[rows] += 1 + (bank == "Q")
 
     def declare_all(self, kind: str, names: str, line: int) -> None:
         """Several: `.reg .type a, b<n>`. PTX ISA 5.4.2."""

@@ -90,7 +90,8 @@ def _check_operand(item: Instruction, operand: object, kind: str, loose: bool) -
     reg = operand.reg if isinstance(operand, Not) else operand
     if not isinstance(reg, Reg) or isinstance(operand, Not) and kind != "pred":
         raise refuse(item, "operand form not implemented")
-    wide_enough = loose and "PBHRD".index(reg.bank) >= "PBHRD".index(bank_of(kind)) > 0
+    order = "QPBHRD"  # none is as wide as one of 128 bits: those go to rows of their own
+    wide_enough = loose and order.index(reg.bank) >= order.index(bank_of(kind)) > 1
     if reg.bank != bank_of(kind) and not wide_enough:
         raise refuse(item, f"register {reg.name} does not have the size of .{kind}")
 
@@ -239,6 +240,7 @@ def _masks(items: list[Instruction], sizes: dict[str, int]) -> None:
     """
     order = "RPBHD"
     first = {bank: sum(sizes[b] for b in order[: order.index(bank)]) for bank in order}
+    first["Q"] = first["D"]
     for item in items:
         for arg in (*item.args, item.predicate):
             for reg in (arg,) if type(arg) is Reg else registers(arg):

@@ -18,8 +18,9 @@ def _is_predicate(operand: object) -> bool:
 
 
 _FORMS: dict[str, Callable[[object], bool]] = {
-    "r": lambda o: isinstance(o, Imm | Special | Symbol) or isinstance(o, Reg) and o.bank != "P",
-    "d": lambda o: isinstance(o, Sink) or isinstance(o, Reg) and o.bank != "P",
+    "r": lambda o: isinstance(o, Imm | Special | Symbol) or isinstance(o, Reg) and o.bank in "BHRD",
+    "d": lambda o: isinstance(o, Sink) or isinstance(o, Reg) and o.bank in "BHRD",
+    "w": lambda o: isinstance(o, Reg) and o.bank == "Q",
     "p": lambda o: _is_predicate(o),
     "q": lambda o: _is_predicate(o) or isinstance(o, Not | Imm),
     "m": lambda o: isinstance(o, Mem),
@@ -36,8 +37,8 @@ class Row:
     Args:
         pattern: opcode; `{.a,.b}` is an optional choice, `(.a,.b)` a required one.
         forms: operand forms, one word an operand: letters r (value), d (destination or `_`),
-            p (predicate), q (predicate source), m (address), v (vector), i (constant),
-            n (`p|q`); several letters are alternatives, `?` marks an optional operand.
+            w (128-bit register), p (predicate), q (predicate source), m (address), v (vector),
+            i (constant), n (`p|q`); several letters are alternatives, `?` marks an optional one.
         run: handler(machine, fiber, instruction).
         isa: section of the PTX ISA.
         aligned: all threads of the warp execute it together, so a predicate is one a warp.
