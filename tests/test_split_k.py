@@ -9,7 +9,7 @@ import reference
 from failures import fails
 
 import tilecat as tc
-from tilecat import LayoutError, ScopeError
+from tilecat import DTypeError, LayoutError, ScopeError
 from tilecat.kernels.epilogues import Step
 from tilecat.kernels.gemm import matmul as kernel
 
@@ -111,6 +111,31 @@ def test_the_epilogue_takes_the_whole_sum_of_a_shared_wave():
     out = split.run(1, bias, epilogue=steps, stream_k=3, grid=7)
     split.chain.value = np.maximum(split.chain.value + bias, 0)
     split.check(out)
+
+
+@pytest.mark.parametrize("places, cols", [(1, 64), (3, 64), (5, 64), (8, 64), (64, 63), (0, 64)])
+def test_fewer_places_make_fewer_parts_and_the_same_product(places, cols):
+    split = Split("bf16", n=190)  # 2 x 3 tiles
+    split.sums, split.flags = split.sums[: 64 * places, :cols], split.flags[:places]
+    for params in ({"parts": 3}, {"stream_k": 3, "grid": 4}, {"stream_k": 3, "grid": 16}):
+        split.check(split.run(**params))
+        split.check(split.run(**params, tile_m=128))
+
+
+def test_sums_and_flags_are_arrays_of_their_ranks_and_dtypes():
+    split = Split("bf16")
+    args = split.a, split.b, gemm_cases.poisoned(split.shape, "f32")
+    with pytest.raises(LayoutError, match="with parts of K come sums, .* and flags, .*, got none"):
+        kernel.simulate(*args, split_k=2, **TILES)
+    with pytest.raises(LayoutError, match="with parts of K come sums"):
+        kernel.simulate(*args, split.flags, split.sums, stream_k=2, **TILES)
+    split.sums = np.zeros(split.sums.shape, np.int32)
+    with pytest.raises(DTypeError, match="store: args0 holds s32, got"):
+        split.run(2)
+    split = Split("bf16")
+    split.flags = split.flags.astype(np.float32)
+    with pytest.raises(DTypeError, match="turn: counters are s32, got args1 of f32"):
+        split.run(2)
 
 
 def test_split_k_refuses_what_has_no_parts():

@@ -16,11 +16,11 @@ MOST = 4096
 
 @tc.kernel
 def visit(Tasks: inout[s32, "T", 8], Count: inout[s32, 1], Rows: inout[s32, "R", "S"],
-          Steps: inout[s32, 1], *, cut, parts):  # fmt: skip
+          Steps: inout[s32, 1], *, cut, parts, slots):  # fmt: skip
     """A line of Tasks for each, in the order in which CTAs take them."""
     steps = tc.load(Steps.at(0), s32)
     with tc.one_thread():
-        order = cut(tc.row_major(Rows.rows, Rows.cols), parts, steps)
+        order = cut(tc.row_major(Rows.rows, Rows.cols), parts, steps, slots=slots)
         for number in tc.range(tc.cta_id(), order.count, tc.num_ctas()):
             task = order.task(number)
             line = tc.load(Count.at(0), s32)
@@ -46,11 +46,13 @@ class Seen:
     partials: int
 
 
-def tasks_of(cut, parts: int, rows: int, cols: int, steps: int, grid: int) -> list[Seen]:
+def tasks_of(
+    cut, parts: int, rows: int, cols: int, steps: int, grid: int, slots: int | None = None
+) -> list[Seen]:
     tasks, count = np.full((MOST, len(FIELDS)), -1, np.int32), np.zeros(1, np.int32)
     shape = np.zeros((rows, cols), np.int32)
     visit.simulate(tasks, count, shape, np.array([steps], np.int32), cut=cut, parts=parts,
-                   grid=grid, races=False)  # fmt: skip
+                   slots=slots, grid=grid, races=False)  # fmt: skip
     return [Seen(*map(int, line)) for line in tasks[: count[0]]]
 
 
@@ -110,3 +112,12 @@ def test_split_k_shares_every_tile(rows, cols, steps, grid, parts):
     check_tiles(tasks, rows, cols, steps)
     assert len(tasks) == rows * cols * parts
     assert max(task.slot + 1 for task in tasks if not task.ends) == rows * cols * (parts - 1)
+
+
+@pytest.mark.parametrize("slots", [0, 1, 2, 5, 6, 11, 40])
+@pytest.mark.parametrize("cut", [tc.split_k, tc.stream_k])
+def test_no_more_share_than_there_are_places(cut, slots):
+    rows, cols, steps, grid = 5, 3, 8, 13
+    tasks = tasks_of(cut, 4, rows, cols, steps, grid, slots)
+    check_tiles(tasks, rows, cols, steps)
+    assert all(task.slot < slots for task in tasks if not task.ends)

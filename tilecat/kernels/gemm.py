@@ -11,7 +11,7 @@ from . import epilogues
 from .block_scales import BlockScales
 from .epilogues import plane
 from .groups import in_groups
-from .split import whole_product
+from .split import slots_of, whole_product
 
 TA = DTypeVar("TA", bf16, f16, f32, e4m3, e5m2, s8)
 TB = DTypeVar("TB", bf16, f16, f32, e4m3, e5m2, s8)
@@ -72,8 +72,10 @@ def tasks_of(A, B, C, args, *, tile_m, tile_n, tile_k, group, cluster, groups, o
         tasks = make(tc.cdiv(A.rows, tile_m), tc.cdiv(B.cols, tile_n), **options)
         tasks = tc.batched(tasks, *(C.size(axis) for axis in range(C.rank - 2)))
     cut, parts = (tc.stream_k, stream_k) if stream_k != 1 else (tc.split_k, split_k)
-    shared, rest = (args[:2], args[2:]) if parts != 1 else ((), args)
-    return cut(tasks, parts, tc.cdiv(A.cols, tile_k)), shared, rest
+    if parts == 1:
+        return cut(tasks, 1, tc.cdiv(A.cols, tile_k)), (), args
+    slots = slots_of(args[:2], tile_n, tile_m // 64 * tasks.cluster)
+    return cut(tasks, parts, tc.cdiv(A.cols, tile_k), slots=slots), args[:2], args[2:]
 
 
 def load_rows(a, A, C, task, k, groups, scales, cache):

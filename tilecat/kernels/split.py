@@ -9,7 +9,25 @@ from typing import Any
 import tilecat as tc
 from tilecat import rt
 
-PANEL = 64  # columns of partial sums that are read at a time: 32 registers a thread
+ROWS = 64  # of a consumer's tile
+PANEL = 128  # columns of partial sums that are read at a time: 64 registers a thread
+
+
+def slots_of(shared: tuple[Any, ...], cols: int, places: int) -> Any:
+    """How many slots of a schedule sums and flags have room for; none if sums are too narrow.
+
+    Args:
+        shared: sums and flags, as of `whole_product`.
+        cols: of a tile.
+        places: of a slot.
+    """
+    tc.require([getattr(x, "rank", 0) for x in shared] == [2, 1],
+               "matmul: with parts of K come sums, [64 places, tile_n], and flags, [places], got "
+               f"{', '.join(map(repr, shared)) or 'none'}",
+               hint="tc.matmul brings its own")  # fmt: skip
+    sums, flags = shared
+    room = tc.minimum(flags.size(0), sums.rows // ROWS) // places
+    return tc.select(sums.cols < cols, 0, room)
 
 
 @contextmanager

@@ -27,7 +27,7 @@ Coordinates = tuple[tuple[str, Any], ...]
 WHOLE: Coordinates = (("first_step", 0), ("ends", True), ("slot", 0), ("partials", 0))
 
 
-def split_k(tasks: Schedule, parts: int, steps: Any) -> Schedule:
+def split_k(tasks: Schedule, parts: int, steps: Any, *, slots: Any = None) -> Schedule:
     """Each task as `parts` tasks of some of its steps: work for SMs that would be idle.
 
     All first parts come before all second ones, and a tile's last part ends it: it waits for parts
@@ -43,28 +43,34 @@ def split_k(tasks: Schedule, parts: int, steps: Any) -> Schedule:
         tasks: the whole ones.
         parts: of each, a compile-time int; 1 leaves tasks whole.
         steps: of a whole task, an s32 scalar, at most 2^31 / parts.
+        slots: places that there are, an s32 scalar; too few make fewer parts. None: enough.
     """
     _check("split_k", tasks, parts, steps)
     if parts == 1:
         return replace(tasks, locate=lambda t: (*tasks.locate(t), ("part", 0), *WHOLE))
     count = _divisor(tasks.count)
+    most: Any = parts
+    if slots is not None:
+        require_s32("split_k: slots", operand_of(slots, "split_k: slots"))
+        some = count if isinstance(count, int) else select(count < 1, 1, count)
+        most = named(minimum_of(binary("div", slots, some) + 1, parts), "parts")
 
     def locate(t: Any) -> Coordinates:
         part = named(binary("div", t, count), "part")
-        first = named(binary("div", part * steps, parts), "first_step")
-        behind = binary("div", (part + 1) * steps, parts)
+        first = named(binary("div", part * steps, most), "first_step")
+        behind = binary("div", (part + 1) * steps, most)
         whole = named(t - part * count, "whole")
-        last = part == parts - 1
-        slot = named(whole * (parts - 1) + select(last, 0, part), "slot")
+        last = part == most - 1
+        slot = named(whole * (most - 1) + select(last, 0, part), "slot")
         return (*tasks.locate(whole), ("part", part), ("first_step", first),
                 ("steps", named(behind - first, "steps")), ("ends", last), ("slot", slot),
-                ("partials", named(select(last, parts - 1, 0), "partials")))  # fmt: skip
+                ("partials", named(select(last, most - 1, 0), "partials")))  # fmt: skip
 
-    total = binary("mul", tasks.count, parts)
+    total = binary("mul", tasks.count, most)
     return replace(tasks, name=f"{tasks.name}, K in {parts}", count=total, locate=locate)
 
 
-def stream_k(tasks: Schedule, parts: int, steps: Any) -> Schedule:
+def stream_k(tasks: Schedule, parts: int, steps: Any, *, slots: Any = None) -> Schedule:
     """Whole tasks as long as all CTAs have one; the rest shared evenly, a stretch of steps each.
 
     133 tasks on 132 CTAs then take one wave and a little, not two: the tail's steps, those of all
@@ -85,6 +91,7 @@ def stream_k(tasks: Schedule, parts: int, steps: Any) -> Schedule:
             begin with tasks), a compile-time int; 1 leaves tasks whole. More take fewer steps
             each, and the one that ends the task has more to add.
         steps: of a whole task, an s32 scalar, at most 2^31 / CTAs^2.
+        slots: places that there are, an s32 scalar; with too few, fewer CTAs share. None: enough.
 
     Scope: any; the number of tasks is that of this CTA. Stream-K: Osama et al., PPoPP 2023.
     """
@@ -92,7 +99,7 @@ def stream_k(tasks: Schedule, parts: int, steps: Any) -> Schedule:
     if parts == 1:
         return replace(tasks, locate=lambda t: (*tasks.locate(t), *WHOLE))
     units = named(select(steps < 1, 1, steps), "units")  # a task without steps ends all the same
-    tail = _Tail(tasks, parts, units)
+    tail = _Tail(tasks, parts, units, slots)
     number, begin = tail.number, tail.begin
 
     def locate(t: Any) -> Coordinates:
@@ -123,16 +130,21 @@ class _Tail:
         tasks: all of them.
         parts: stretches for each task of the tail at most.
         units: of a task: its steps, or 1.
+        slots: places that there are, or None. One CTA a task, the least, needs none.
     """
 
-    def __init__(self, tasks: Schedule, parts: int, units: Any):
+    def __init__(self, tasks: Schedule, parts: int, units: Any, slots: Any):
         clustered = tasks.cluster > 1
         cta, self.ctas = (cluster_id(), num_clusters()) if clustered else (cta_id(), num_ctas())
         self.waves = named(binary("div", tasks.count, self.ctas), "waves")
         self.whole = named(self.waves * self.ctas, "whole_tasks")
         rest = named(tasks.count - self.whole, "rest")
         total = named(rest * units, "rest_units")
-        self.sharers = named(minimum_of(minimum_of(self.ctas, rest * parts), total), "sharers")
+        most = minimum_of(minimum_of(self.ctas, rest * parts), total)
+        if slots is not None:
+            require_s32("stream_k: slots", operand_of(slots, "stream_k: slots"))
+            most = minimum_of(most, select(slots < rest, rest, slots))
+        self.sharers = named(most, "sharers")
         self.total, one = (named(select(x < 1, 1, x), "divisor") for x in (total, self.sharers))
         # Stretches go to CTAs backwards: those that a CTA waits for have lower numbers.
         self.number = named(self.sharers - 1 - cta, "stretch")
