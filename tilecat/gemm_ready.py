@@ -18,11 +18,12 @@ from .kernels.gemm import matmul as kernel
 from .runtime.arrays import TENSORS, allocator, view
 
 MAX_PRODUCTS = 4096  # layouts remembered
-MAX_LAUNCHES = 1024  # addresses of one layout
+MAX_LAUNCHES = 4096  # by addresses
 NUMBERS = (float, int)
 TURNED, STRAIGHT = (1, 0, 2), (0, 1, 2)  # the kernel's arrays by those of the call
 
 _products: dict[Any, Product] = {}
+_launches: dict[Any, Callable[[Any], None]] = {}  # by layout and addresses, where out was given
 
 
 @dataclass(frozen=True)
@@ -50,12 +51,15 @@ class Product:
     Args:
         make: allocates the output.
         places: for partial sums, which each stream has elsewhere.
+
+    Attributes:
+        launches: by the addresses of A, B, the output and the places.
     """
 
     def __init__(self, make: Callable[[], Any], places: Places):
         self.make = make
         self.places = places
-        self._launches: dict[tuple[int, ...], Callable[[Any], None]] = {}
+        self.launches: dict[tuple[int, ...], Callable[[Any], None]] = {}
         self._like: dict[tuple[int, ...], tuple[Movable, Sequence[int], Sequence[int]]] = {}
 
     def __call__(self, a: Any, b: Any, out: Any) -> Any:
@@ -70,7 +74,7 @@ class Product:
         addresses: tuple[int, ...] = (a.data_ptr(), b.data_ptr(), out.data_ptr())
         if self.places.count:
             addresses += tuple(x.data_ptr() for x in self.places.arguments(a))
-        launch = self._launches.get(addresses) or self._moved(addresses)
+        launch = self.launches.get(addresses) or self._moved(addresses)
         if launch is None:
             return None
         launch(None)
@@ -96,15 +100,46 @@ class Product:
         movable, order, rest = found
         launch = movable([*(addresses[at] for at in order), *rest])
         if launch is not None:
-            if len(self._launches) >= MAX_LAUNCHES:
-                self._launches.clear()
-            self._launches[addresses] = launch
+            if len(self.launches) >= MAX_LAUNCHES:
+                self.launches.clear()
+            self.launches[addresses] = launch
         return launch
 
 
-def find(a: Any, b: Any, out: Any, out_dtype: Any, alpha: Any, beta: Any) -> Product | None:
-    """What is known of such a product without scales and epilogue; of other arrays nothing."""
-    return _products.get(_key(a, b, out, out_dtype, alpha, beta))
+def again(a: Any, b: Any, out: Any, out_dtype: Any, alpha: Any, beta: Any) -> Any:
+    """The output of a product without scales and epilogue, launched; None if it is not known.
+
+    Of torch tensors on a GPU alone something is known.
+    """
+    options = _options(out_dtype, alpha, beta)
+    if options is None or type(a) not in TENSORS or type(b) not in TENSORS:
+        return None
+    if out is None:
+        key = (
+            a.shape, b.shape, a.stride(), b.stride(), a.dtype, b.dtype,
+            a.get_device(), b.get_device(), *options,
+        )  # fmt: skip
+        product = _products.get(key)
+        return None if product is None else product(a, b, None)
+    if type(out) not in TENSORS:
+        return None
+    key = (
+        a.shape, b.shape, out.shape, a.stride(), b.stride(), out.stride(),
+        a.dtype, b.dtype, out.dtype, a.get_device(), b.get_device(), out.get_device(),
+        *options, a.data_ptr(), b.data_ptr(), out.data_ptr(),
+    )  # fmt: skip
+    launch = _launches.get(key)
+    if launch is not None:
+        launch(None)
+        return out
+    product = _products.get(key[:-3])
+    if product is None or product(a, b, out) is None:
+        return None
+    if not product.places.count:
+        if len(_launches) >= MAX_LAUNCHES:
+            _launches.clear()
+        _launches[key] = product.launches[key[-3:]]
+    return out
 
 
 def remember(given: tuple[Any, Any, Any], options: Options, out: Any, launched: Launched) -> None:
@@ -116,9 +151,11 @@ def remember(given: tuple[Any, Any, Any], options: Options, out: Any, launched: 
         out: what the caller gets.
         launched: what ran; further arguments other than partial sums are the same in every call.
     """
-    key = _key(*given, options.out_dtype, options.alpha, options.beta)
-    if key is None or not out.is_cuda:
+    tensors = [x for x in given if x is not None]
+    numbers = _options(options.out_dtype, options.alpha, options.beta)
+    if numbers is None or not all(type(x) in TENSORS for x in tensors) or not out.is_cuda:
         return
+    key = (*_layout(*tensors), *numbers)
     arrays, shared = launched.arrays, launched.args[: 2 * bool(launched.places.count)]
     order = (TURNED if launched.turned else STRAIGHT) + (3, 4)[: len(shared)]
     addresses = tuple(x.data_ptr() for x in (*given[:2], out, *shared))
@@ -137,31 +174,24 @@ def remember(given: tuple[Any, Any, Any], options: Options, out: Any, launched: 
     product.learn(addresses, movable, order, rest)
 
 
-def _key(a: Any, b: Any, out: Any, out_dtype: Any, alpha: Any, beta: Any) -> Any:
-    """The layout of a product of torch tensors; None for other arrays, and unusual options.
+def _layout(*tensors: Any) -> tuple[Any, ...]:
+    """How tensors lie, wherever they are: in the order in which `again` writes it out."""
+    shapes, strides = [x.shape for x in tensors], [x.stride() for x in tensors]
+    return (*shapes, *strides, *[x.dtype for x in tensors], *[x.get_device() for x in tensors])
+
+
+def _options(out_dtype: Any, alpha: Any, beta: Any) -> tuple[Any, ...] | None:
+    """Options as part of a key; None for unusual ones.
 
     -0.0 equals 0.0, and gives other signs: no alpha of 0 has a key.
     """
-    if not (type(a) in TENSORS and type(b) in TENSORS and type(alpha) in NUMBERS and alpha):
-        return None
-    if type(beta) not in NUMBERS:
+    if type(alpha) not in NUMBERS or type(beta) not in NUMBERS or not alpha:
         return None
     if out_dtype is not None:
         out_dtype = getattr(out_dtype, "name", out_dtype)
         if type(out_dtype) is not str:
             return None
-    if out is None:
-        return (
-            a.shape, a.stride(), a.dtype, a.get_device(),
-            b.shape, b.stride(), b.dtype, b.get_device(), out_dtype, alpha, beta,
-        )  # fmt: skip
-    if type(out) not in TENSORS:
-        return None
-    return (
-        a.shape, a.stride(), a.dtype, a.get_device(),
-        b.shape, b.stride(), b.dtype, b.get_device(),
-        out.shape, out.stride(), out.dtype, out.get_device(), out_dtype, alpha, beta,
-    )  # fmt: skip
+    return out_dtype, alpha, beta
 
 
 def _alignment(addresses: Sequence[int]) -> tuple[int, ...]:

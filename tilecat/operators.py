@@ -16,7 +16,7 @@ from .gemm_call import BLOCK, GemmCall, Options, prepare
 from .gemm_choice import WIDEST, Problem, choose
 from .gemm_groups import Groups
 from .gemm_parts import places_of
-from .gemm_ready import Launched, find, remember
+from .gemm_ready import Launched, again, remember
 from .kernels.attention import attention as attention_kernel
 from .kernels.gemm import matmul as matmul_kernel
 from .runtime import deferred
@@ -86,10 +86,8 @@ def matmul(
     Example: `y = tc.matmul(x, w, epilogue=((tc.epilogues.bias, bias), tc.epilogues.gelu))`
     """
     simple = scale_a is scale_b is second is None and epilogue == ()
-    if simple:
-        product = find(a, b, out, out_dtype, alpha, beta)
-        if product is not None and (made := product(a, b, out)) is not None:
-            return made
+    if simple and (made := again(a, b, out, out_dtype, alpha, beta)) is not None:
+        return made
     options = Options(out_dtype, alpha, beta, (scale_a, scale_b), second, epilogue)
     call = prepare(a, b, out, options)
     launched = _launch(call)
