@@ -128,6 +128,7 @@ def cold(monkeypatch):
         module.TENSORS.clear()
     gemm_ready._products.clear()
     gemm_ready._launches.clear()
+    gemm_ready._seen.clear()
     for memory in (kernel._ready, kernel._prepared):
         memory.clear()
     for compiled in kernel._compiled.values():
@@ -267,7 +268,56 @@ def test_a_copied_operand_is_copied_anew_at_each_call(gpu):
     a, b, c = (Tensor((64, 64), "float32") for _ in range(3))
     for _ in range(3):
         tc.matmul(a, b, c)
-    assert gpu.learnt == 0 and len({run[-2] for run in gpu.ran}) == 3
+    for _ in range(3):
+        tc.matmul(a, b.like(stride=(1, 64)), c, second=b, epilogue=tc.epilogues.swiglu)
+    assert gpu.learnt == 0 and len({run[-2] for run in gpu.ran}) == 6
+
+
+def scaled(x, at, s):
+    """A step."""
+    return x * s
+
+
+def test_steps_scales_and_their_tensors_are_part_of_what_is_known(gpu):
+    a, b, c = Tensor((64, 64)), Tensor((64, 64)), Tensor((64, 64))
+    bias, scale, other = (Tensor((64,), "float32") for _ in range(3))
+    t = tc.epilogues
+    calls = [
+        {"epilogue": t.gelu}, {"epilogue": (t.gelu, t.relu)}, {"epilogue": (t.relu, t.gelu)},
+        {"epilogue": ((t.bias, bias),)}, {"epilogue": ((t.bias, other),)},
+        {"epilogue": ((t.bias, bias.like(dtype="bfloat16")),)}, {"scale_a": scale},
+        {"scale_b": scale}, {"scale_a": 2.0}, {"scale_a": 3.0}, {"scale_a": scale, "alpha": 2.0},
+        {"second": b.like(ptr=1 << 22), "epilogue": t.swiglu},
+        {"second": b.like(ptr=1 << 23), "epilogue": t.swiglu},
+        {"epilogue": (lambda x, at: x * 2.0)}, {"epilogue": ((scaled, 0.0),)},
+        {"epilogue": ((scaled, -0.0),)},
+    ]  # fmt: skip
+    warm = []
+    for _ in range(4):
+        for options in calls:
+            tc.matmul(a, b, c, **options)
+            warm.append(gpu.ran[-1])
+    count = len(calls)
+    assert gpu.learnt == count
+    assert [warm[at : at + count] for at in range(0, len(warm), count)] == [warm[:count]] * 4
+    assert len(set(warm)) == count
+    for options, wanted in zip(calls, warm, strict=False):
+        gpu.cold()
+        tc.matmul(a, b, c, **options)
+        assert gpu.ran[-1] == wanted
+    moved = c.like(ptr=1 << 24)
+    for _ in range(3):
+        tc.matmul(a, b, moved, **calls[3])
+    gpu.cold()
+    tc.matmul(a, b, moved, **calls[3])
+    assert len(set(gpu.ran[-4:])) == 1
+
+
+def test_a_seed_of_each_call_is_not_remembered(gpu):
+    a, b, c = Tensor((64, 64)), Tensor((64, 64)), Tensor((64, 64))
+    for seed in range(1, 9):
+        tc.matmul(a, b, c, epilogue=((tc.epilogues.Dropout(0.5), seed),))
+    assert gpu.learnt == 0 and len(set(gpu.ran)) == 8
 
 
 def test_a_kernel_called_again_launches_the_same(gpu):
@@ -299,7 +349,7 @@ def test_what_is_remembered_is_bounded(gpu, monkeypatch):
     for _ in range(8):
         tc.matmul(a, b)
     for rows in range(56, 64):
-        for _ in range(2):
+        for _ in range(3):
             tc.matmul(a.like(shape=(rows, 64)), b, Tensor((rows, 64)))
     assert len(gemm_ready._products) <= 3 and 0 < len(gemm_ready._launches) <= 3
     assert all(len(known.launches) <= 3 for known in gemm_ready._products.values())

@@ -343,7 +343,7 @@ def _chain(epilogue: Any, sums: int) -> list[tuple[Any, ...]]:
                 f"and its arguments, got {item!r}",
                 hint="epilogue=((tc.epilogues.bias, bias), tc.epilogues.gelu)",
             )
-        function = _remembered(function)
+        function = remembered(function)
         _check_takes(function, len(args), 1 if found else sums)
         found.append((function, *args))
     if sums > 1 and not found:
@@ -375,7 +375,7 @@ def _check_takes(function: Callable[..., Any], count: int, sums: int) -> None:
         ) from None
 
 
-def _remembered(function: Callable[..., Any]) -> Callable[..., Any]:
+def remembered(function: Any) -> Any:
     """The first function of the same code and surroundings: lambdas made anew compile once."""
     if not isinstance(function, FunctionType):
         return function

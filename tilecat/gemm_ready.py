@@ -7,12 +7,12 @@ parameters are copied and the addresses in them replaced.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from .driver import Movable
-from .gemm_call import Options
+from .gemm_call import Options, remembered
 from .gemm_parts import Places
 from .kernels.gemm import matmul as kernel
 from .runtime.arrays import TENSORS, allocator, view
@@ -23,6 +23,7 @@ NUMBERS = (float, int)
 TURNED, STRAIGHT = (1, 0, 2), (0, 1, 2)  # the kernel's arrays by those of the call
 
 _products: dict[Any, Product] = {}
+_seen: set[Any] = set()  # keys of products that ran once
 _launches: dict[Any, Callable[[Any], None]] = {}  # by layout and addresses, where out was given
 
 
@@ -106,12 +107,18 @@ class Product:
         return launch
 
 
-def again(a: Any, b: Any, out: Any, out_dtype: Any, alpha: Any, beta: Any) -> Any:
-    """The output of a product without scales and epilogue, launched; None if it is not known.
+def again(
+    a: Any, b: Any, out: Any, out_dtype: Any, alpha: Any, beta: Any, more: tuple[Any, ...] | None
+) -> Any:
+    """The output of a product, launched; None if it is not known.
 
     Of torch tensors on a GPU alone something is known.
+
+    Args:
+        a, b, out, out_dtype, alpha, beta: of the call.
+        more: `tokens` of its further options.
     """
-    options = _options(out_dtype, alpha, beta)
+    options = _options(out_dtype, alpha, beta, more)
     if options is None or type(a) not in TENSORS or type(b) not in TENSORS:
         return None
     if out is None:
@@ -142,25 +149,38 @@ def again(a: Any, b: Any, out: Any, out_dtype: Any, alpha: Any, beta: Any) -> An
     return out
 
 
-def remember(given: tuple[Any, Any, Any], options: Options, out: Any, launched: Launched) -> None:
-    """Keeps what ran, if the arrays are the caller's and lie on a GPU.
+def remember(
+    given: tuple[Any, Any, Any], options: Options, more: tuple[Any, ...] | None, out: Any,
+    launched: Launched,
+) -> None:  # fmt: skip
+    """Keeps what ran for the second time, if the arrays are the caller's and lie on a GPU.
 
     Args:
         given: a, b and out of the call.
         options: of the call.
+        more: `tokens` of its scales, second operand and steps.
         out: what the caller gets.
-        launched: what ran; further arguments other than partial sums are the same in every call.
+        launched: what ran.
     """
     tensors = [x for x in given if x is not None]
-    numbers = _options(options.out_dtype, options.alpha, options.beta)
+    numbers = _options(options.out_dtype, options.alpha, options.beta, more)
     if numbers is None or not all(type(x) in TENSORS for x in tensors) or not out.is_cuda:
         return
     key = (*_layout(*tensors), *numbers)
+    if key not in _products and key not in _seen:  # a seed may be another in each call
+        if len(_seen) >= MAX_PRODUCTS:
+            _seen.clear()
+        _seen.add(key)
+        return
     arrays, shared = launched.arrays, launched.args[: 2 * bool(launched.places.count)]
     order = (TURNED if launched.turned else STRAIGHT) + (3, 4)[: len(shared)]
     addresses = tuple(x.data_ptr() for x in (*given[:2], out, *shared))
     if [view(x).ptr for x in arrays] != [addresses[at] for at in order[:3]]:
         return  # copies, which another call makes anew
+    further = launched.args[len(shared) :]
+    rest = [view(x).ptr if hasattr(x, "shape") else 0 for x in further]
+    if not {0, *_addresses(*options.scales, options.second, options.epilogue)}.issuperset(rest):
+        return
     movable = kernel.movable(*arrays, *launched.args, **launched.params)
     if movable is None:
         return
@@ -169,8 +189,6 @@ def remember(given: tuple[Any, Any, Any], options: Options, out: Any, launched: 
     like = view(out)
     make = allocator(out, tuple(like.shape), like.dtype)
     product = _products.setdefault(key, Product(make, launched.places))
-    further = launched.args[len(shared) :]
-    rest = [view(x).ptr if hasattr(x, "shape") else 0 for x in further]
     product.learn(addresses, movable, order, rest)
 
 
@@ -180,18 +198,60 @@ def _layout(*tensors: Any) -> tuple[Any, ...]:
     return (*shapes, *strides, *[x.dtype for x in tensors], *[x.get_device() for x in tensors])
 
 
-def _options(out_dtype: Any, alpha: Any, beta: Any) -> tuple[Any, ...] | None:
+def tokens(*options: Any) -> tuple[Any, ...] | None:
+    """Scales, second operands and steps as part of a key; None for other than torch's tensors.
+
+    Of tensors the address is part: their launches are for them alone.
+    """
+    found: list[Any] = []
+    for x in options:
+        kind = type(x)
+        if kind in TENSORS:
+            found.append((x.data_ptr(), x.get_device(), x.dtype, x.shape, x.stride()))
+        elif kind in NUMBERS:
+            found.append((kind, x or repr(x)))  # 0.0 and -0.0 differ
+        elif kind is tuple:
+            inner = tokens(*x)
+            if inner is None:
+                return None
+            found.append(inner)
+        elif x is None or callable(x) and _is_hashable(x):
+            found.append(remembered(x))
+        else:
+            return None
+    return tuple(found)
+
+
+def _is_hashable(x: Any) -> bool:
+    try:
+        hash(x)
+    except TypeError:
+        return False
+    return True
+
+
+def _addresses(*options: Any) -> Iterator[int]:
+    for x in options:
+        if type(x) in TENSORS:
+            yield x.data_ptr()
+        elif type(x) is tuple:
+            yield from _addresses(*x)
+
+
+def _options(
+    out_dtype: Any, alpha: Any, beta: Any, more: tuple[Any, ...] | None
+) -> tuple[Any, ...] | None:
     """Options as part of a key; None for unusual ones.
 
     -0.0 equals 0.0, and gives other signs: no alpha of 0 has a key.
     """
-    if type(alpha) not in NUMBERS or type(beta) not in NUMBERS or not alpha:
+    if type(alpha) not in NUMBERS or type(beta) not in NUMBERS or not alpha or more is None:
         return None
     if out_dtype is not None:
         out_dtype = getattr(out_dtype, "name", out_dtype)
         if type(out_dtype) is not str:
             return None
-    return out_dtype, alpha, beta
+    return out_dtype, alpha, beta, more
 
 
 def _alignment(addresses: Sequence[int]) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from .gemm_call import BLOCK, GemmCall, Options, prepare
 from .gemm_choice import WIDEST, Problem, choose
 from .gemm_groups import Groups
 from .gemm_parts import places_of
-from .gemm_ready import Launched, again, remember
+from .gemm_ready import Launched, again, remember, tokens
 from .kernels.attention import attention as attention_kernel
 from .kernels.gemm import matmul as matmul_kernel
 from .runtime import deferred
@@ -85,14 +85,13 @@ def matmul(
 
     Example: `y = tc.matmul(x, w, epilogue=((tc.epilogues.bias, bias), tc.epilogues.gelu))`
     """
-    simple = scale_a is scale_b is second is None and epilogue == ()
-    if simple and (made := again(a, b, out, out_dtype, alpha, beta)) is not None:
+    plain = scale_a is scale_b is second is None and epilogue == ()
+    more = () if plain else tokens(scale_a, scale_b, second, epilogue)
+    if (made := again(a, b, out, out_dtype, alpha, beta, more)) is not None:
         return made
     options = Options(out_dtype, alpha, beta, (scale_a, scale_b), second, epilogue)
     call = prepare(a, b, out, options)
-    launched = _launch(call)
-    if simple:
-        remember((a, b, out), options, call.out, launched)
+    remember((a, b, out), options, more, call.out, _launch(call))
     return call.out
 
 
