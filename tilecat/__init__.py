@@ -17,7 +17,7 @@ from .errors import (
     TileError,
 )
 from .language import maps as _maps
-from .language.atomics import atomic_add, atomic_max, atomic_min, turn
+from .language.atomics import atomic_add, atomic_max, atomic_min, pass_turn, turn
 from .language.barriers import (
     barrier,
     barrier_arrive,
@@ -299,6 +299,7 @@ __all__ = [
     "pack4",
     "pack6",
     "packed6_type",
+    "pass_turn",
     "peer",
     "permuted_k",
     "prefetch",

@@ -24,7 +24,7 @@ elements. Elements outside the tensor load as `fill` and are not stored. What th
 shared tile is there for others after `tc.sync`.
 """,
     ("shared", "load", "store", "copy", "copy_async", "copy_commit", "copy_wait", "atomic_add",
-     "atomic_min", "atomic_max", "turn"),
+     "atomic_min", "atomic_max", "turn", "pass_turn"),
     (
         E("shared load store",
           "tile = tc.shared(st[f32, 64, 64])\ntc.store(tile, tc.load(X[0, 0], rt[f32, 64, 64]))\n"
@@ -71,6 +71,23 @@ Y, turns = np.zeros((64, 64), np.float32), np.zeros(1, np.int32)
 example(X, Y, turns, grid=4)
 """, ("np.array_equal(Y, X[:64] / 8 + X[64:128] / 4 + X[128:192] / 2 + X[192:])",
       "turns[0] == 4")),
+        E("pass_turn", """
+@tc.kernel
+def example(X: gl[f32, 192, 64], Y: inout[f32, 192, 64], Z: gl[f32, 64, 64],
+            flags: inout[s32, 3]):
+    with tc.warpgroup():
+        mine = tc.load(X[tc.cta_id(), 0], rt[f32, 64, 64])
+        with tc.when(tc.cta_id() < 2):               # leave something, and go on
+            tc.store(Y[tc.cta_id(), 0], mine)
+            tc.pass_turn(flags.at(tc.cta_id()), 0)
+        with tc.when(tc.cta_id() == 2), tc.turn(flags.at(0), 1, turns=2, count=2):
+            left = [tc.load(Y[i, 0], rt[f32, 64, 64]) for i in range(2)]
+            tc.store(Z[0, 0], left[0] + left[1] + mine)
+
+X = np.arange(192 * 64, dtype=np.float32).reshape(192, 64)
+Y, Z, flags = np.zeros_like(X), np.zeros((64, 64), np.float32), np.zeros(3, np.int32)
+example(X, Y, Z, flags, grid=3)
+""", ("np.array_equal(Z, X[:64] + X[64:128] + X[128:])", "not flags.any()")),
     ),
     BARE,
 )  # fmt: skip

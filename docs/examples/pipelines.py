@@ -92,8 +92,9 @@ def product(A: gl[bf16, "M", "K"], B: gl[bf16, "K", 64], C: inout[f32, "M", 64],
 
     @pipe.finish
     def _(task):
-        with tc.when(~task.ends), tc.turn(flags.at(task.slot), 0):
+        with tc.when(~task.ends):
             tc.store(sums[task.slot, 0], acc)        # for the CTA that ends the tile
+            tc.pass_turn(flags.at(task.slot), 0)
         with tc.when(task.ends):
             with tc.turn(flags.at(task.slot), 1, turns=2, count=task.partials):
                 for i in tc.range(task.slot, task.slot + task.partials):

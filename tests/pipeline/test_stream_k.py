@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
 
 import tilecat as tc
-from tilecat import inout, s32
+from tilecat import bf16, inout, s32
+from tilecat.kernels.gemm import matmul
+
+from .schedules import Check, Make, check_schedules, silent
 
 FIELDS = ("cta", "row", "col", "first", "steps", "ends", "slot", "partials")
 MOST = 4096
@@ -121,3 +125,38 @@ def test_no_more_share_than_there_are_places(cut, slots):
     tasks = tasks_of(cut, 4, rows, cols, steps, grid, slots)
     check_tiles(tasks, rows, cols, steps)
     assert all(task.slot < slots for task in tasks if not task.ends)
+
+
+NOT_SEEN = [
+    "consumer: bar.sync #1",  # of the machine, threads of a CTA are one for another CTA
+    "consumer: fence.proxy.async #1", "consumer: fence.proxy.async #2",  # TMA moves no sums
+    "consumer: bar.sync #3",  # flags are taken down for the next launch, the sums' next writer
+    # An output of one tile a consumer: nobody waits for its stage.
+    "consumer: cp.async.bulk.wait_group.read #1", "consumer: bar.sync #4",
+    "consumer: cp.async.bulk.commit_group #1",
+]  # fmt: skip
+
+
+def shared_product(slots: int) -> tuple[Make, Check]:
+    """Arguments of the GEMM whose K is shared; a check of the product, and of flags left down."""
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal(s).astype(bf16.numpy) for s in ((128, 264), (264, 128)))
+    wanted = a.astype(np.float64) @ b.astype(np.float64)
+
+    def make() -> list[Any]:
+        sums = np.full((64 * slots, 64), np.nan, np.float32)
+        return [a, b, np.full(wanted.shape, np.nan, np.float32), sums, np.zeros(slots, np.int32)]
+
+    def check(args: list[Any]) -> None:
+        np.testing.assert_allclose(args[2], wanted, rtol=1e-5, atol=1e-4)
+        assert not args[4].any()
+
+    return make, check
+
+
+@pytest.mark.parametrize("params", [{"split_k": 2}, {"stream_k": 3}], ids=str)
+def test_every_synchronisation_of_shared_k_is_needed(params):
+    make, check = shared_product(16)
+    options = {"tile_m": 64, "tile_n": 64, "stages": 2, **params}
+    check_schedules(matmul, make, check, grid=7, **options)
+    assert silent(matmul, make, check, grid=7, seeds=(0, 1), **options) == NOT_SEEN

@@ -68,10 +68,7 @@ def turn(
 
     Scope: thread, warp, warpgroup. PTX: `ld.acquire.gpu`, `st.release.gpu`.
     """
-    if not isinstance(counter, GlobalTile):
-        raise LayoutError(f"turn: the counter is an element of a tensor, got {counter!r}",
-                          hint="with tc.turn(counters.at(i), number):")
-    coords, _ = counter.element()
+    coords = _counter("turn", counter)
     whose = operand_of(number, "turn")
     passed = whose
     if turns is not None:  # one more than -1 is 0
@@ -83,6 +80,30 @@ def turn(
     yield
     add(FenceAsync("global"))
     add(Turn(coords, counter.arg, passed, False, *held))
+
+
+def pass_turn(counter: GlobalTile, number: Any) -> None:
+    """Passes the turn of `number` on without waiting for it: the counter holds the next.
+
+    For a counter whose first holder is known: what its threads have written before is there for
+    who takes the next turn (`tc.turn`). What TMA has stored or is to load needs a fence besides.
+
+    Args:
+        counter: an element of an `inout` tensor of s32.
+        number: whose turn ends.
+
+    Scope: thread, warp, warpgroup. PTX: `st.release.gpu`.
+    """
+    coords = _counter("pass_turn", counter)
+    add(Turn(coords, counter.arg, operand_of(number, "pass_turn"), False))
+
+
+def _counter(name: str, counter: Any) -> tuple[Any, ...]:
+    if not isinstance(counter, GlobalTile):
+        raise LayoutError(f"{name}: the counter is an element of a tensor, got {counter!r}",
+                          hint=f"tc.{name}(counters.at(i), number)")
+    coords, _ = counter.element()
+    return coords
 
 
 def _atomic(operation: str, destination: Any, source: Any) -> None:
