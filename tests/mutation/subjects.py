@@ -34,6 +34,7 @@ class Subject:
         extents: of the problem.
         params: compile-time parameters.
         strided: arguments that TMA cannot reach: rows one element longer than the matrix.
+        target: whose text it is.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Subject:
     extents: tuple[tuple[str, int], ...]
     params: tuple[tuple[str, Any], ...]
     strided: tuple[int, ...] = ()
+    target: str = DEFAULT_TARGET
 
     @cached_property
     def spec(self) -> KernelSpec:
@@ -62,7 +64,7 @@ class Subject:
         """The PTX module."""
         views = [_view(arg) for arg in self.arguments()]
         bound = bind(self.spec.kernel.signature, views, dict(self.params))
-        return self.spec.kernel.specialize(bound.specialization, DEFAULT_TARGET).module
+        return self.spec.kernel.specialize(bound.specialization, self.target).module
 
     @property
     def text(self) -> str:

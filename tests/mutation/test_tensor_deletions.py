@@ -1,0 +1,100 @@
+"""The PTX machine finds each synchronisation of tcgen05.mma's GEMM that is deleted."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from .deletions import Mutant, listed, looks_like_sync, opcode, roles
+from .subjects import Subject, verdict
+
+SEEDS = range(3)
+TENSOR_SYNC = (
+    "tcgen05.alloc", "tcgen05.dealloc", "tcgen05.commit", "tcgen05.wait::ld",
+    "tcgen05.fence::before_thread_sync", "tcgen05.fence::after_thread_sync",
+    "tcgen05.relinquish_alloc_permit",
+)  # fmt: skip
+DATA = ("shfl.sync", "stmatrix.sync", "tcgen05.ld", "tcgen05.mma", "elect.sync")
+# Deletions that leave a right program, each with the reason.
+_END = (
+    "consumers, who end the CTA, have waited for a later commit of the same lane; kept, since the "
+    "manual does not order the arrivals of two commits, and one must not come after the CTA's end"
+)
+EQUIVALENT = {
+    "all: fence.mbarrier_init #1": "of use in clusters alone; bar.sync orders the CTA's threads",
+    "all: tcgen05.relinquish_alloc_permit #1": "for other CTAs of the SM, which may wait for it",
+    "producer: mbarrier.try_wait #2": _END,
+    "producer: mbarrier.try_wait #3": _END,
+}
+
+
+def subject(target: str) -> Subject:
+    """Four tasks for two CTAs, so that both buffers are used; ragged edges."""
+    extents = (("M", 200), ("N", 200), ("K", 264))
+    params = (("tile_m", 128), ("tile_n", 64), ("stages", 2))
+    return Subject(f"matmul on {target}", "matmul", extents, params, target=target)
+
+
+def group_of(name: str) -> str:
+    """What a deletion counts as, "" for what does not synchronise."""
+    found = [key for key in TENSOR_SYNC if name == key or name.startswith(key + ".")]
+    return found[0] if found else listed(name)
+
+
+def deletions(text: str) -> Iterator[Mutant]:
+    """The text without one synchronisation instruction; a try_wait goes with its loop branch."""
+    lines = text.splitlines()
+    seen: Counter[tuple[str, str]] = Counter()
+    for index, (line, role) in enumerate(zip(lines, roles(lines), strict=True)):
+        group = group_of(opcode(line))
+        if not group:
+            continue
+        seen[role, group] += 1
+        gone = 2 if group == "mbarrier.try_wait" else 1
+        kept = [*lines[:index], *[""] * gone, *lines[index + gone :]]
+        yield Mutant(group, f"{role}: {group} #{seen[role, group]}", "\n".join(kept), line.strip())
+
+
+def test_every_opcode_that_synchronises_is_deleted():
+    text = subject("sm_100a").text
+    names = {opcode(line) for line in text.splitlines()} - {""}
+    known = {name for name in names if group_of(name) or name.startswith(DATA)}
+    assert not [name for name in names - known if looks_like_sync(name)]
+    assert {group_of(name) for name in names} >= set(TENSOR_SYNC)
+
+
+@pytest.mark.parametrize("target", ["sm_100a", pytest.param("sm_107a", marks=pytest.mark.full)])
+def test_each_deletion_is_found(target: str):
+    mine = subject(target)
+    for seed in SEEDS:
+        assert verdict(mine, mine.text, seed) == (), "the text itself"
+    missed, wrong = [], []
+    for mutant in deletions(mine.text):
+        found = any(verdict(mine, mutant.text, seed) for seed in SEEDS)
+        if found and mutant.name in EQUIVALENT:
+            wrong.append(mutant.name)
+        if not found and mutant.name not in EQUIVALENT:
+            missed.append(f"{mutant.name}: {mutant.shown}")
+    assert not missed, "not found:\n" + "\n".join(missed)
+    assert not wrong, f"found, though equivalent: {wrong}"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text"),
+    [
+        (r"(%instruction, )0x08110490", r"\g<1>0x08100490"),  # B with K contiguous
+        (r"(%instruction, )0x08110490", r"\g<1>0x04110490"),  # M = 64
+        (r"(%instruction, )0x08110490", r"\g<1>0x08112490"),  # -A
+        (r", 15;", ", 16;"),  # lanes of the other half
+        (r"(bfi\.b32 %number, %half, %number, )5", r"\g<1>6"),  # warps numbered otherwise
+        (r"(cluster\.b64 \[%at\d+\+)(\d+)\]", lambda m: f"{m[1]}{int(m[2]) + 8}]"),
+    ],
+)
+def test_a_wrong_constant_is_found(pattern: str, text: object):
+    mine = subject("sm_100a")
+    changed, count = re.subn(pattern, text, mine.text, count=1)  # type: ignore[call-overload]
+    assert count == 1
+    assert any(verdict(mine, changed, seed) for seed in SEEDS)
