@@ -246,6 +246,13 @@ def test_emit_stops_after_a_stage(stage, text):
     assert text in call("emit", "matmul", "--stage", stage, "--target", "sm_90a")
 
 
+@pytest.mark.parametrize("target", ["sm_100a", "sm_103a", "sm_107a"])
+def test_emit_writes_one_source_for_each_target(target):
+    text = call("emit", "matmul", "--target", target)
+    assert f".target {target}" in text and "tcgen05.mma.cta_group::1.kind::f16" in text
+    assert "UTCHMMA" in call("emit", "matmul", "--stage", "sass", "--target", target)
+
+
 def test_emit_rejects_unknown_stages_targets_and_parameters():
     assert "'ir', 'ptx', 'sass'" in call("emit", "matmul", "--stage", "cuda", code=2)
     assert "sm_90a" in call("emit", "matmul", "--target", "sm_80", code=2)

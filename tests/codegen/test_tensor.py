@@ -208,6 +208,17 @@ def test_rows_beyond_a_warps_reach_are_refused():
         traced(body)
 
 
+def test_tiles_of_two_heights_are_refused():
+    def body(A: Any) -> None:
+        tall, flat = tc.tmem(tt[f32, 128, 64]), tc.tmem(tt[f32, 64, 64])
+        with tc.warpgroup(2):
+            tc.load(tall)
+            tc.load(flat)
+
+    with pytest.raises(LayoutError, match="of one height, got .* beside one of 128"):
+        traced(body)
+
+
 @pytest.mark.parametrize(
     ("make", "text"),
     [

@@ -195,3 +195,38 @@ def test_sums_of_a_task_before_are_not_seen():
     run("sm_100a", a, b, c, grid=1, tile_n=128)
     assert np.isnan(c[:256]).all()
     check(c[256:], a[256:], b)
+
+
+def test_by_hand_two_warpgroups_share_128_rows():
+    @tc.kernel
+    def product(A: gl[bf16, "M", "K"], B: gl[bf16, "N", "K"], C: gl[f32, "M", "N"]):
+        a, b = tc.shared(st[bf16, 128, 64]), tc.shared(st[bf16, 96, 64])
+        acc = tc.tmem(tc.tt[f32, 128, 96])
+        loaded, done = tc.barrier(), tc.barrier()
+        with tc.warpgroup(2) as number:
+            start = tc.zeros(tc.rt[f32, 64, 96]) + (number + 1).to(f32)
+            tc.store(acc, start)
+            tc.cta_sync()
+            with tc.when(tc.warp_id() == 1), tc.warps():  # another than the first will do
+                loaded.expect(a, b)
+                with tc.elected():
+                    tc.load_async(a, A[0, 0], loaded)
+                    tc.load_async(b, B[0, 0], loaded)
+                loaded.wait(0)
+                tc.mma_ABt(acc, a, b)
+                tc.mma_commit(done)
+            done.wait(0)
+            x = tc.load(acc)
+            tc.sync()
+            tc.store(C[number, 0], x)
+            tc.free_tmem(256)
+
+    a, b, _ = arrays(128, 96, 64, TYPES["bf16"])
+    b = np.ascontiguousarray(b.T)
+    c = np.zeros((128, 96), np.float32)
+    result = product.simulate(a, b, c, target="sm_100a", grid=1)
+    assert not result.reports, str(result.reports[0])
+    want = a.astype(np.float64) @ b.astype(np.float64).T
+    want += np.repeat([1.0, 2.0], 64)[:, None]
+    np.testing.assert_allclose(c, want, atol=1e-4)
+    assert "M=128 N=96" in product.compile(a, b, c, target="sm_100a").ptx

@@ -10,6 +10,9 @@
         x = tc.load(acc)                        # a register tile, 64 rows by a warpgroup
         tc.free_tmem()
 
+A tile of 128 rows, at which the tensor core is fastest, is loaded by two warpgroups, each of which
+gets the 64 rows of its own: `with tc.warpgroup(2) as number`.
+
 A pipeline allocates, commits, waits and frees by itself: `pipe.accumulator`.
 """
 
@@ -22,6 +25,7 @@ from ..errors import LayoutError, ResourceError, ScopeError
 from ..ir import Scope, Value
 from ..ops.mma_tensor import Commit
 from ..ops.tensor import (
+    ROWS,
     AllocTensor,
     AllocTensorMemory,
     FreeTensorMemory,
@@ -32,6 +36,7 @@ from ..ops.tensor import (
 from ..tiles import TensorTileType
 from .barriers import Barrier
 from .scalars import operand_of
+from .sections import WARPGROUP_THREADS
 from .values import RegTile, _NoPythonValue, spans_of
 
 COLUMN_STEP = 32  # tiles start at multiples of what is allocated at least (PTX ISA 9.7.16.7.1)
@@ -238,8 +243,8 @@ def mma_commit(barrier: Barrier) -> None:
 
 
 def load_tensor(tile: TensorTile) -> RegTile:
-    """A new register tile."""
-    return RegTile(add(LoadTensor(tile.value)).result)
+    """A new register tile, of 64 rows; of a tile of 128 rows each of two warpgroups has its own."""
+    return RegTile(add(LoadTensor(tile.value, None, _pair("load", tile.type))).result)
 
 
 def store_tensor(tile: TensorTile, source: Any) -> None:
@@ -250,4 +255,27 @@ def store_tensor(tile: TensorTile, source: Any) -> None:
     """
     if not isinstance(source, RegTile):
         raise LayoutError(f"store: stores a register tile, got {source!r}")
-    add(StoreTensor(tile.value, source.value))
+    add(StoreTensor(tile.value, source.value, _pair("store", tile.type)))
+
+
+def _pair(name: str, kind: TensorTileType) -> bool:
+    """Whether two warpgroups move a tile together, 64 rows each.
+
+    Warps are numbered for the one or the other (see `docs/design/tensor-memory.md`), so a kernel's
+    warpgroups move tiles of 64 rows, or of 128.
+
+    Raises:
+        LayoutError: they move others too.
+    """
+    kernel = current().kernel
+    rows = kernel.facts.setdefault("tensor_rows", kind.rows)
+    if rows != kind.rows:
+        raise LayoutError(
+            f"{name}: the warpgroups of a kernel move tiles of tensor memory of one height, got "
+            f"{kind} beside one of {rows} rows",
+            hint=f"tt[tc.{kind.dtype.name}, {rows}, {kind.cols}]",
+        )
+    if kind.rows == ROWS or kernel.threads % (2 * WARPGROUP_THREADS):
+        return False
+    kernel.facts["paired_threads"] = kernel.threads
+    return True

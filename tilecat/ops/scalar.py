@@ -118,7 +118,8 @@ class SpecialRegister(Op):
 
     def emit(self, w: Any) -> None:
         """`mov.u32 r, %name;`."""
-        w.line(ptx.alu("mov.u32", w.define(self.result), self.name))
+        numbered = self.name == "%tid.x" and w.kernel.facts.get("paired_threads")
+        w.line(ptx.alu("mov.u32", w.define(self.result), w.tid() if numbered else self.name))
 
 
 @dataclass(eq=False)

@@ -150,7 +150,8 @@ def _moved(name: str, kind: TileType, pair: bool) -> RegTileType:
         raise LayoutError(
             f"{name}: a warpgroup moves {ROWS} rows, 16 a warp, since a warp reaches one quarter "
             f"of the lanes, got {kind}",
-            hint=f"tt[tc.{kind.dtype.name}, {ROWS}, {kind.cols}], or a pipeline's accumulator",
+            hint=f"tt[tc.{kind.dtype.name}, {ROWS}, {kind.cols}], or two warpgroups: "
+            "with tc.warpgroup(2) as number: each moves the rows of its own",
         )
     return RegTileType(kind.dtype, ROWS, kind.cols)
 
@@ -210,16 +211,23 @@ class LoadTensor(Op):
 
 @dataclass(eq=False)
 class StoreTensor(Op):
-    """`tile = register`, 64 rows by a warpgroup: complete when it returns."""
+    """`tile = register`, 64 rows by a warpgroup: complete when it returns.
+
+    Args:
+        tile: in tensor memory.
+        register: the source.
+        pair: as for `LoadTensor`.
+    """
 
     verb: ClassVar[str] = "store"
     scopes: ClassVar[tuple[Scope, ...]] = (Scope.WARPGROUP,)
     tile: Value = operand()
     register: Value = operand()
+    pair: bool = attribute(default=False)
 
     def infer(self) -> tuple[TileType, ...]:
         """Nothing; shape and dtype must agree."""
-        kind, source = _moved("store", self.tile.type, False), self.register.type
+        kind, source = _moved("store", self.tile.type, self.pair), self.register.type
         if not isinstance(source, RegTileType) or source.shape != kind.shape:
             raise LayoutError(f"store: shapes must agree, got {source} and {self.tile.type}")
         if source.dtype != kind.dtype:
@@ -241,7 +249,7 @@ class StoreTensor(Op):
     def emit(self, w: Any) -> None:
         """`tcgen05.st`, the wait, and the fence behind it."""
         registers = w.regs(self.register)
-        for repeat, part, address in _chunks(w, self.tile, registers, False):
+        for repeat, part, address in _chunks(w, self.tile, registers, self.pair):
             w.line(ptx_tensor.store(SHAPE, repeat, address, part))
         w.line(ptx_tensor.wait_stores())
         w.line(ptx_tensor.fence_before())

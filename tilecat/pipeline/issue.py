@@ -170,6 +170,7 @@ class Issue(Party):
         self.ring = SumsRing(buffers, self, self.role.warpgroups)
         facts = self.pipe.builder.kernel.facts
         facts.update(tensor_columns=whole.columns, accumulator_buffers=buffers)
+        facts["tensor_rows"] = 2 * ROWS if self.paired else ROWS
         if self.paired:
             facts["paired_threads"] = self.role.warpgroups * WARPGROUP_THREADS
 
