@@ -333,5 +333,5 @@ def test_ir_stands_under_the_lines_that_made_it():
     lines = [line.strip() for line in text.splitlines()]
     at = next(i for i, line in enumerate(lines) if line.startswith("Mma.mma_AB("))
     above = next(line for line in reversed(lines[:at]) if line.startswith("# "))
-    assert above.endswith("tc.mma_AB(acc, a[pipe.consumer], b)")
+    assert "tc.mma_AB(acc, a[" in above
     assert text.count("{") == text.count("}") and "Binary.add(" in text
