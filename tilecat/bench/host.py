@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..gemm_ready import MAX_LAUNCHES
+from ..kernels import epilogues
 from ..kernels.gemm import matmul as kernel
 from ..operators import attention, matmul
 from ..runtime.arrays import view
@@ -27,6 +28,7 @@ def _host(session: Session) -> dict[str, Any]:
     options = {"device": "cuda", "dtype": torch.bfloat16}
     a, b, c = (torch.randn(SIZE, SIZE, **options) for _ in range(3))
     q, k, v = (torch.randn(1, 2, SIZE, 64, **options) for _ in range(3))
+    vector = torch.randn(SIZE, device="cuda")
     parameter = torch.nn.Parameter(b, requires_grad=False)
     elsewhere = itertools.cycle(torch.empty(2 * MAX_LAUNCHES, SIZE, SIZE, **options).unbind())
     calls: dict[str, Callable[[], Any]] = {
@@ -34,6 +36,9 @@ def _host(session: Session) -> dict[str, Any]:
         "tilecat.matmul(a, b)": lambda: matmul(a, b),
         "tilecat.matmul(a, parameter, out=c)": lambda: matmul(a, parameter, out=c),
         "tilecat.matmul(a, b, out=elsewhere)": lambda: matmul(a, b, out=next(elsewhere)),
+        "tilecat.matmul(a, b, out=c, epilogue=((bias, v), gelu))": lambda: matmul(
+            a, b, out=c, epilogue=((epilogues.bias, vector), epilogues.gelu)
+        ),
         "kernel(a, b, c)": lambda: kernel(a, b, c, tile_m=64, tile_n=128, stages=8),
         "tilecat.attention(q, k, v)": lambda: attention(q, k, v),
         "torch.mm(a, b, out=c)": lambda: torch.mm(a, b, out=c),
