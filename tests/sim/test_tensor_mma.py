@@ -219,6 +219,26 @@ def test_late_and_random_execution(seed):
     close(got, want + 1, "f32")
 
 
+@pytest.mark.parametrize("start", [0, 128, 512, 896])
+def test_base_offset_says_where_the_swizzle_begins(start):
+    """A tile whose pattern does not begin at a multiple of 1024 bytes. 9.7.17.4.1."""
+    rng = np.random.default_rng(start)
+    left, right = random(rng, (64, 16), "bf16"), random(rng, (64, 16), "bf16")
+    a_bytes, *a_strides = canonical(left, True, 128)
+    b_bytes, *b_strides = canonical(right, True, 128)
+    shared = np.zeros(B_PLACE + 16384, np.uint8)
+    shared[start : start + 8192] = a_bytes[:8192]
+    shared[B_PLACE:] = b_bytes
+    flip = (start >> 7 & 7) << 49
+    lines = [descriptor(A_PLACE + start, *a_strides, 128, "%d10", flip=flip),
+             descriptor(B_PLACE, *b_strides, 128, "%d11"),
+             f"mov.u32 %r23, {instruction('f32', 'bf16', 'bf16', 64, 64)};",
+             "tcgen05.mma.cta_group::1.kind::f16 [%r5], %d10, %d11, %r23, %p3;"]  # fmt: skip
+    result, out = run(text("\n".join(lines), filled=0, read=64), shared, np.zeros((128, 8)), 64)
+    clean(result)
+    close(rows_of(out, 64, 64, "f32"), seen(left, "bf16") @ seen(right, "bf16").T, "f32")
+
+
 def matters(flip) -> bool:
     """Whether a flipped bit is refused or seen in the numbers."""
     result, got, want = multiply("f16", "f32", "bf16", "bf16", flip=flip, enable="%p4")

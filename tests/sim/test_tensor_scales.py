@@ -8,7 +8,7 @@ from .tensor_kernel import A_PLACE, B_PLACE, C_PLACE, canonical, descriptor, run
 from .test_tensor_mma import CODES, DTYPES, close, packed, random, rows_of
 from .texts import clean, kinds
 
-SFA, SFB = 256, 320  # columns of the scales
+SFA, SFB, A_COLUMN = 256, 320, 368  # columns of the scales, and of A in tensor memory
 BLACKWELL, RUBIN = ("sm_100a", "8.8"), ("sm_107a", "9.4")
 
 
@@ -54,7 +54,7 @@ def instruction(
 
 def multiply(kind: str, a: str, b: str, *, n=64, block="", scale="ue8m0", ids=(0, 0), wide=False,
              chip=BLACKWELL, swizzle=64, flip=0, spoil=None, enable="%p3", beyond=0,
-             **options):  # fmt: skip
+             from_memory=False, **options):  # fmt: skip
     """Result, D and the float64 product; the scales come through registers.
 
     D begins at 1, and has `beyond` columns more, which nothing may touch.
@@ -76,12 +76,17 @@ def multiply(kind: str, a: str, b: str, *, n=64, block="", scale="ue8m0", ids=(0
     for column, codes, index in ((SFA, sa, ids[0]), (SFB, sb, ids[1])):
         found = in_memory(codes, index)
         words[:, column : column + found.shape[1]] = found
+    if from_memory:
+        width = left.shape[1] // 4
+        words[:, A_COLUMN : A_COLUMN + width] = left.view(np.uint32)
     if spoil is not None:
         words[spoil] ^= 0xFFFFFFFF
     bits = instruction(kind, a, b, 128, n, scale, ids, wide) ^ flip
     lines += [f"mov.u32 %r23, {bits}; add.u32 %r24, %r5, {SFA}; add.u32 %r25, %r5, {SFB};",
-              f"tcgen05.mma.cta_group::1.kind::{kind}.block_scale{block} [%r5], %d10, %d11, %r23, "
-              f"[%r24], [%r25], {enable};"]  # fmt: skip
+              f"add.u32 %r26, %r5, {A_COLUMN};",
+              f"tcgen05.mma.cta_group::1.kind::{kind}.block_scale{block} [%r5], "
+              f"{'[%r26]' if from_memory else '%d10'}, %d11, %r23, [%r24], [%r25], "
+              f"{enable};"]  # fmt: skip
     read = n + beyond
     ptx = text("\n".join(lines), filled=384, read=read, target=chip[0], version=chip[1])
     result, out = run(ptx, np.concatenate(shared), words, read, **options)
@@ -111,6 +116,14 @@ def test_every_kind_with_scales(kind, a, b, block, scale, ids, n):
     result, got, want = multiply(kind, a, b, n=n, block=block, scale=scale, ids=ids, enable="%p4")
     clean(result)
     close(got, want + 1, "f32")
+
+
+@pytest.mark.parametrize("case", [CASES[1], CASES[4], CASES[6]], ids=lambda case: case[0])
+def test_a_from_tensor_memory(case):
+    kind, a, b, block, scale, ids = case
+    result, got, want = multiply(kind, a, b, block=block, scale=scale, ids=ids, from_memory=True)
+    clean(result)
+    close(got, want, "f32")
 
 
 WIDE = [

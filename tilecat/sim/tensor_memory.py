@@ -174,7 +174,7 @@ def read(machine: Machine, memory: TensorMemory, area: Region, number: int, know
     if not machine.races:
         return
     operation = machine.tensor_operations.items[number]
-    _check(machine, memory, memory.writes[area], number, known, "reads", "written")
+    _check(machine, memory, area, memory.writes, number, known, "reads", "written")
     array = memory.reads.get(operation.agent)
     if array is None:
         array = memory.reads[operation.agent] = np.zeros_like(memory.writes)
@@ -185,19 +185,19 @@ def write(machine: Machine, memory: TensorMemory, area: Region, number: int, kno
     """Operation `number` writes a region."""
     if not machine.races:
         return
-    _check(machine, memory, memory.writes[area], number, known, "writes", "written")
+    _check(machine, memory, area, memory.writes, number, known, "writes", "written")
     for array in memory.reads.values():
-        _check(machine, memory, array[area], number, known, "writes", "still being read")
+        _check(machine, memory, area, array, number, known, "writes", "still being read")
         array[area] = 0
     memory.writes[area] = number
 
 
 def _check(
-    machine: Machine, memory: TensorMemory, earlier: np.ndarray, number: int, known: Known,
-    verb: str, before: str,
+    machine: Machine, memory: TensorMemory, area: Region, cells: np.ndarray, number: int,
+    known: Known, verb: str, before: str,
 ) -> None:  # fmt: skip
     """Earlier operations must be ordered before this one. 9.7.17.6."""
-    operations = machine.tensor_operations
+    operations, earlier = machine.tensor_operations, cells[area]
     known = known.wide(machine.clocks.width)
     late = operations.times[earlier] > known.tensor[operations.agents[earlier]]
     if not late.any():
@@ -213,10 +213,13 @@ def _check(
         if fenced:
             why = ("ordered, but for tcgen05 only with tcgen05.fence::before_thread_sync before, "
                    "and tcgen05.fence::after_thread_sync after what orders them")  # fmt: skip
-        column = int(np.nonzero((earlier == other).any(0))[0][0])
-        machine.report("tcgen05-fence" if fenced else "race", current.pc, f"{who} {verb} tensor "
-                       f"memory of CTA {memory.cta} (column {column} of what it touches), {before} "
-                       f"by {second}, {why}", old.pc)  # fmt: skip
+        column = area[1].start + int(np.nonzero((earlier == other).any(0))[0][0])
+        held = next((a for a in memory.allocations.values()
+                     if a.start <= column < a.start + a.columns), None)  # fmt: skip
+        where = f"column {column}" if held is None else f"allocated column {column - held.start}"
+        machine.report("tcgen05-fence" if fenced else "race", current.pc, f"{who} {verb} {where} "
+                       f"of tensor memory of CTA {memory.cta}, {before} by {second}, {why}",
+                       old.pc)  # fmt: skip
 
 
 def _pipelined(old: Operation, new: Operation, before: str, known: Known) -> bool:
