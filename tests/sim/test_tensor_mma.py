@@ -234,7 +234,8 @@ def test_base_offset_says_where_the_swizzle_begins(start):
              descriptor(B_PLACE, *b_strides, 128, "%d11"),
              f"mov.u32 %r23, {instruction('f32', 'bf16', 'bf16', 64, 64)};",
              "tcgen05.mma.cta_group::1.kind::f16 [%r5], %d10, %d11, %r23, %p3;"]  # fmt: skip
-    result, out = run(text("\n".join(lines), filled=0, read=64), shared, np.zeros((128, 8)), 64)
+    ptx = text("\n".join(lines), filled=64, read=64)
+    result, out = run(ptx, shared, np.zeros((128, 64)), 64)
     clean(result)
     close(rows_of(out, 64, 64, "f32"), seen(left, "bf16") @ seen(right, "bf16").T, "f32")
 
