@@ -105,6 +105,13 @@ def test_a_shared_wave_of_planes_clusters_and_two_consumers():
         split.check(split.run(stream_k=3, grid=14, **params))
 
 
+@pytest.mark.parametrize("target", ["sm_100a", "sm_107a"])
+@pytest.mark.parametrize("params", [{"parts": 2}, {"stream_k": 3, "grid": 5}], ids=str)
+def test_sums_in_tensor_memory(params, target):
+    split = Split("bf16", m=200)
+    split.check(split.run(**params, tile_m=128, target=target))
+
+
 def test_the_epilogue_takes_the_whole_sum_of_a_shared_wave():
     split, bias = Split("bf16", out="bf16"), np.linspace(-3, 3, 88, dtype=np.float32)
     steps = (Step(tc.epilogues.bias, 1), Step(tc.epilogues.relu))
