@@ -149,6 +149,9 @@ def test_the_users_winners_come_before_the_shipped_ones(gpu):
     assert gemm_choice.choose(replace(problem, dtype="f16")) == PARAMS
     gemm_winners.keep(found(*extents, layout=shipped.layout))
     assert gemm_choice.choose(problem) == PARAMS
+    assert gemm_winners.keep(found(64, 64, 64, device="NVIDIA H100/80GB", sms=114)).parent == (
+        gemm_winners.folder()
+    )
     newer = {**PARAMS, "stages": 5}
     path = gemm_winners.keep(found(*extents, layout=shipped.layout, params=newer))
     assert gemm_choice.choose(problem) == newer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -61,7 +62,8 @@ def keep(found: dict[str, Any]) -> Path:
     Raises:
         ResourceError: it cannot be written.
     """
-    device = found["environment"]["device"].lower().split()[-1]
+    name = found["environment"]["device"].lower().removeprefix("nvidia ")
+    device = re.sub(r"[^a-z0-9]+", "-", name)
     path = folder() / f"{found['kernel']}-{found['target']}-{device}.json"
     facts = {"dtype": found["dtype"], "environment": found["environment"]}
     new = [{**row, **facts} for row in found["problems"]]
