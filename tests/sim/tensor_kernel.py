@@ -118,7 +118,8 @@ def canonical(matrix: np.ndarray, k_major: bool, swizzle) -> tuple[np.ndarray, i
     if k_major:
         sbo, lbo = (8 * width, 16) if swizzle else (128, rows * 16)
     elif swizzle:
-        lbo, sbo = width * depth, group * width
+        gap = 1 + wide  # atoms apart, so that they are told from one pattern of eight rows
+        lbo, sbo = gap * width * depth, gap * group * width
     else:
         sbo, lbo = 128, rows * size * 8
     mask = {0: 0, 32: 1, 64: 3, 128: 7, "32B atoms": 3}[swizzle]

@@ -114,6 +114,19 @@ def test_every_bit_of_a_matrix_descriptor_matters(bit):
     assert result.reports or not error < 0.01
 
 
+def test_commit_takes_a_generic_address():
+    window = "cvt.u64.u32 %d9, %r14; cvta.shared.u64 %d9, %d9;"
+    generic = gemm.COMMIT.replace(".shared::cluster", "")
+    text = gemm.text().replace(f"{gemm.COMMIT} [%r14];", f"{window} {generic} [%d9];")
+    assert text.count(generic) == 2
+    result, error = gemm.run(text)
+    clean(result)
+    assert error < ROUNDING
+    wrong = text.replace("cvta.shared.u64 %d9, %d9;", "")
+    result, _ = gemm.run(wrong)
+    assert kinds(result) == {"bounds"}
+
+
 @np.errstate(invalid="ignore")
 def test_races_off_still_computes():
     result, error = gemm.run(races=False)

@@ -9,7 +9,7 @@ from tilecat.errors import MachineError
 from . import tensor_pair_text as pair
 from .tensor_kernel import A_PLACE, B_PLACE, canonical, descriptor, run, text
 from .test_tensor_mma import close, instruction, random, rows_of
-from .texts import clean, kinds
+from .texts import clean, kernel, kinds
 
 RUBIN = {"target": "sm_107a", "version": "9.4"}
 BLACKWELL = {"target": "sm_100a", "version": "8.8"}
@@ -140,6 +140,11 @@ def test_early_release_is_of_a_alone(commit, place, wait, wanted, seed):
     assert kinds(released(commit, place, wait, seed=seed)) == wanted
 
 
+def test_early_release_says_nothing_of_commits_before_it():
+    other = "mbarrier.init.shared::cta.b64 [%r30+8], 1;" + FULL.replace("%r30", "%r30+8")
+    assert "race" in kinds(released(other + EARLY, B_PLACE))  # nobody waits for the other one
+
+
 def test_early_release_is_rubins():
     with pytest.raises(MachineError, match="not supported on target sm_100a"):
         released(EARLY, A_PLACE, chip=BLACKWELL)
@@ -155,6 +160,28 @@ def test_masks_of_32_bits():
     clean(result)
     assert error < 1e-6
     with pytest.raises(MachineError, match="not supported on target sm_100a"):
+        sim.parse(text_)
+
+
+ARRIVALS = """mov.u32 %r1, smem; mov.u32 %r2, %cluster_ctarank; setp.eq.u32 %p1, %r2, 0;
+mov.u32 %r3, %tid.x; setp.eq.u32 %p2, %r3, 0; and.pred %p1, %p1, %p2;
+@%p2 mbarrier.init.shared::cta.b64 [%r1], 2; fence.mbarrier_init.release.cluster;
+barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned; mov.u32 %r5, {mask};
+@%p1 mbarrier.arrive.release.cluster.shared::cluster.multicast::cluster::32b.b64 _, [%r1], 1, %r5;
+@%p1 mbarrier.arrive.expect_tx.release.cluster.shared::cluster.multicast::cluster::32b.b64
+  _, [%r1], 16, %r5;
+@%p1 mbarrier.complete_tx.relaxed.cluster.shared::cluster.multicast::cluster::32b.b64
+  [%r1], 16, %r5;
+W: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %p3, [%r1], 0; @!%p3 bra W;
+barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"""
+
+
+@pytest.mark.parametrize("mask, wanted", [(15, set()), (7, {"deadlock"}), (16, {"bounds"})])
+def test_arrivals_in_many_ctas(mask, wanted):
+    text_ = kernel(ARRIVALS.format(mask=mask), extra=".reqnctapercluster 4, 1, 1")
+    rubin = text_.replace("sm_90a", "sm_107a").replace(".version 8.7", ".version 9.4")
+    assert kinds(sim.run(rubin, grid=4, args=[], smem_bytes=16)) == wanted
+    with pytest.raises(MachineError, match="not supported on target sm_90a"):
         sim.parse(text_)
 
 

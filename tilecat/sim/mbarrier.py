@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tilecat.sim.fibers import Fiber, cut
-from tilecat.sim.parse import Instruction, Sink
+from tilecat.sim.parse import Instruction, Mem, Sink
 from tilecat.sim.report import OFFSET_MASK, RANK_SHIFT
 from tilecat.sim.table import AGAIN, BLOCK, NEXT, Row
 
@@ -155,8 +155,7 @@ def _arrive(machine: Machine, fiber: Fiber, item: Instruction) -> None:
     expects, drop = "expect_tx" in item.mods, "arrive_drop" in item.mods
     if has_state and remote:
         machine.unsupported(item, "a remote arrive has no state: the destination must be _")
-    for thread in machine.active(fiber, item):
-        address = machine.address(item, item.args[1], thread)
+    for thread, address in _each(machine, fiber, item, item.args[1]):
         barrier = find(machine, item, address, thread, remote=remote)
         operand = machine.value(item, item.args[2], thread) if len(item.args) > 2 else 1
         if has_state:
@@ -172,6 +171,21 @@ def _arrive(machine: Machine, fiber: Fiber, item: Instruction) -> None:
         if barrier.count < 0:
             machine.fault("mbarrier", item, f"{barrier.name(machine)}: more dropped than its count")
         barrier.arrive(machine, item, 1 if expects else operand)
+
+
+def _each(machine: Machine, fiber: Fiber, item: Instruction, operand: Mem) -> list[tuple[int, int]]:
+    """Threads and the addresses they name; with a mask one in each of its CTAs. PTX ISA 9.4."""
+    named = [(t, machine.address(item, operand, t)) for t in machine.active(fiber, item)]
+    if "multicast::cluster::32b" not in item.mods:
+        return named
+    out = []
+    for thread, address in named:
+        mask = machine.value(item, item.args[-1], thread)
+        if mask >> machine.ctas or not mask:
+            machine.fault("bounds", item, f"mask {mask:#x} for a cluster of {machine.ctas}")
+        out += [(thread, cta << RANK_SHIFT | address & OFFSET_MASK)
+                for cta in range(machine.ctas) if mask >> cta & 1]  # fmt: skip
+    return out
 
 
 def check_there(machine: Machine, item: Instruction, cta: int, warp: int) -> None:
@@ -200,8 +214,7 @@ def note_remote(machine: Machine, item: Instruction, cta: int, warp: int) -> Non
 def _expect_tx(machine: Machine, fiber: Fiber, item: Instruction) -> None:
     """mbarrier.expect_tx, .complete_tx: 9.7.13.15.11, 9.7.13.15.12."""
     completes = "complete_tx" in item.mods
-    for thread in machine.active(fiber, item):
-        address = machine.address(item, item.args[0], thread)
+    for thread, address in _each(machine, fiber, item, item.args[0]):
         barrier = find(machine, item, address, thread, remote="shared::cluster" in item.mods)
         num_bytes = machine.value(item, item.args[1], thread)
         barrier.expect(machine, item, -num_bytes if completes else num_bytes)
@@ -253,6 +266,8 @@ def _gives_up(machine: Machine, item: Instruction) -> bool:
 
 
 _ORDER = "{.release,.relaxed}{.cta,.cluster}"
+# PTX ISA 9.4: one of its kind in every CTA of a mask.
+_ALL = f"{_ORDER}.shared::cluster.multicast::cluster::32b.b64"
 TABLE = (
     Row("mbarrier.init(.shared,.shared::cta).b64", "m r", _init, "9.7.13.15.9"),
     Row("mbarrier.inval(.shared,.shared::cta).b64", "m", _inval, "9.7.13.15.10"),
@@ -268,6 +283,12 @@ TABLE = (
         "m r", _expect_tx, "9.7.13.15.11"),
     Row("mbarrier.complete_tx{.relaxed}{.cta,.cluster}(.shared,.shared::cta,.shared::cluster).b64",
         "m r", _expect_tx, "9.7.13.15.12"),
+    Row(f"mbarrier(.arrive,.arrive_drop){_ALL}", "d m r r", _arrive, "9.7.14.16.13",
+        needs="mask-32b"),
+    Row(f"mbarrier(.arrive,.arrive_drop).expect_tx{_ALL}", "d m r r", _arrive, "9.7.14.16.13",
+        needs="mask-32b"),
+    Row(f"mbarrier(.expect_tx,.complete_tx){_ALL}", "m r r", _expect_tx, "9.7.14.16.11",
+        needs="mask-32b"),
     Row("mbarrier.try_wait{.parity}{.acquire,.relaxed}{.cta,.cluster}(.shared,.shared::cta).b64",
         "p m r r?", _wait, "9.7.13.15.16"),
     Row("mbarrier.test_wait{.parity}{.acquire,.relaxed}{.cta,.cluster}(.shared,.shared::cta).b64",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from tilecat.sim.alu_types import SHARED_WINDOW
 from tilecat.sim.clocks import ASYNC, GENERIC
 from tilecat.sim.fibers import WARP, Fiber
 from tilecat.sim.mbarrier import check_there, find
@@ -195,7 +196,12 @@ def _commit(machine: Machine, fiber: Fiber, item: Instruction) -> None:
 
 def _targets(machine: Machine, item: Instruction, thread: int) -> tuple[tuple[int, int], ...]:
     """CTA and offset of every mbarrier that a commit arrives on."""
-    address = machine.address(item, item.args[0], thread)
+    if "shared::cluster" in item.mods:
+        address = machine.address(item, item.args[0], thread)
+    else:
+        address = machine.address(item, item.args[0], thread, "u64") - SHARED_WINDOW
+        if not 0 <= address < 1 << 32:
+            machine.fault("bounds", item, "a generic address outside the window of shared memory")
     offset, mine = address & OFFSET_MASK, thread // machine.block
     ctas = [address >> RANK_SHIFT]
     if len(item.args) > 1:
@@ -239,8 +245,8 @@ def check_exit(machine: Machine, item: Instruction, cta: int, known: np.ndarray)
 _COMMIT = "tcgen05.commit(.cta_group::1,.cta_group::2).mbarrier::arrive::one"
 _EARLY = f"{_COMMIT}.sync_restrict::shared::read::mma::a.shared::cluster"
 TABLE = (
-    Row(f"{_COMMIT}.shared::cluster.b64", "m", _commit, "9.7.17.12.1", needs="tcgen05"),
-    Row(f"{_COMMIT}.shared::cluster.multicast::cluster{{::16b}}.b64", "m r", _commit,
+    Row(f"{_COMMIT}{{.shared::cluster}}.b64", "m", _commit, "9.7.17.12.1", needs="tcgen05"),
+    Row(f"{_COMMIT}{{.shared::cluster}}.multicast::cluster{{::16b}}.b64", "m r", _commit,
         "9.7.17.12.1", needs="tcgen05"),
     Row(f"{_COMMIT}.shared::cluster.multicast::cluster::32b.b64", "m r", _commit, "9.7.17.12.1",
         needs="mask-32b"),
