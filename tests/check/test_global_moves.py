@@ -13,6 +13,7 @@ import tilecat as tc
 from tilecat import bf16, e4m3, f32, gl, rt, rv, s32, u8
 from tilecat.check import global_moves
 from tilecat.dtypes import DType
+from tilecat.ops.ranges import span
 
 SUFFIX_BYTES = {"b8": 1, "b16": 2, "b32": 4, "f32": 4}
 # dtype in memory, dtype in registers, order of the tile, of the tensor: bytes of an access.
@@ -112,3 +113,43 @@ def test_last_round_of_a_plain_vector_is_masked():
     y = np.zeros_like(x)
     assert not copy.simulate(x, y, grid=1).reports
     assert (y == x).all()
+
+
+def test_places_by_the_number_of_the_warp_need_no_masks_where_all_warps_are_inside():
+    def by_warps(rows: int, step: int, first: int = 0) -> str:
+        @tc.kernel
+        def copy(X: gl[f32, rows, 32], Y: gl[f32, rows, 32]):
+            with tc.warpgroup(), tc.warps():
+                at = (tc.warp_id() * step + first, 0)
+                tc.store(Y.at(*at), tc.load(X.at(*at), rt[f32, 16, 32].held_by(1)))
+
+        x = np.arange(1, rows * 32 + 1, dtype=np.float32).reshape(rows, 32)
+        y = np.zeros_like(x)
+        assert not copy.simulate(x, y, grid=1).reports
+        starts = [warp * step + first for warp in range(4)]
+        moved = [row for row in range(rows) if any(0 <= row - start < 16 for start in starts)]
+        wanted = np.zeros_like(x)
+        wanted[moved] = x[moved]
+        assert (y == wanted).all()
+        return copy.compile(x, y).ptx
+
+    for inside in ((64, 16), (80, 16, 16), (67, 17)):
+        assert "edge" not in by_warps(*inside)
+    for outside in ((63, 16), (79, 16, 16), (64, 16, -1), (66, 17)):
+        assert "edge" in by_warps(*outside)
+
+
+def test_span_of_scalars():
+    @tc.kernel
+    def spans(X: gl[f32, 64, 32], n: s32):
+        with tc.warpgroup():
+            warp = tc.warp_id()
+            found.extend(span(value.value, 128) for value in (
+                warp, warp * 16 + 8, 5 - warp * 3, (warp - 2) * (warp - 1), warp << 2, n + 1,
+                warp * n, warp * 2**30, warp << warp,
+            ))  # fmt: skip
+
+    found: list[tuple[int, int] | None] = []
+    spans.compile(np.zeros((64, 32), np.float32), 3)
+    wanted = [(0, 3), (8, 56), (-4, 5), (-4, 2), (0, 12), None, None, None, (0, 24)]
+    assert found == wanted and span(7, 128) == (7, 7) and span(2.0, 128) is None

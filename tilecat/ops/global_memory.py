@@ -31,6 +31,7 @@ from .places import (
     place_of,
     widen,
 )
+from .ranges import span
 from .scalar import Operand, require_s32
 
 
@@ -168,9 +169,8 @@ class GlobalAccess(Op):
         """Bytes of an access of a tile that is wholly inside, or of a vector's."""
         return self.run(self.registers_type) * element_dtype(self.arg).nbytes
 
-    @property
-    def surely_inside(self) -> bool:
-        """Whether extents and places known while tracing leave no element outside."""
+    def surely_inside(self, w: Any) -> bool:
+        """Whether what is known of extents and places leaves no element outside."""
         kind, static = self.registers_type, self.arg.static
         if self.bounds or self.reverse or not static:
             return False
@@ -179,11 +179,13 @@ class GlobalAccess(Op):
             return False  # threads of the last round lie beyond the vector
         shape = kind.shape if isinstance(kind, RegTileType) else (kind.length,)
         extents = dict(zip(self.axes or default_axes(kind, self.arg), shape, strict=True))
-        return all(
-            isinstance(coord, int) and limit is not None
-            and 0 <= coord <= limit - extents.get(dim, 1)
-            for dim, (coord, limit) in enumerate(zip(self.coords, static, strict=True))
-        )  # fmt: skip
+        for dim, (coord, limit) in enumerate(zip(self.coords, static, strict=True)):
+            known = span(coord, w.threads)
+            if limit is None or known is None:
+                return False
+            if known[0] < 0 or known[1] > limit - extents.get(dim, 1):
+                return False
+        return True
 
     def all_inside(self, w: Any, kind: RegTileType) -> str:
         """Predicate: no element of the tile lies outside the tensor; one value a scope."""
@@ -227,7 +229,7 @@ class GlobalAccess(Op):
         run = self.run(kind)
         if run == 1:
             return False, None
-        if self.surely_inside:
+        if self.surely_inside(w):
             with w.nested():
                 self._runs(w, kind, registers, move)
             return True, None
@@ -334,7 +336,7 @@ class LoadGlobal(GlobalAccess):
     def _load(self, w: Any, place: Place, step: Steps, register: str) -> None:
         dtype = element_dtype(self.arg)
         kind = memory_kind(dtype)
-        if self.surely_inside:
+        if self.surely_inside(w):
             w.line(ptx.ld_global(kind, register, place.address(step)))
             return
         value = number_text(self.fill, dtype)
@@ -428,7 +430,7 @@ class StoreGlobal(GlobalAccess):
     ) -> None:
         place, steps = self.place(w, tile)
         kind, mine = memory_kind(element_dtype(self.arg)), owner(w, tile)
-        per, sure = 32 // tile.dtype.bits, self.surely_inside
+        per, sure = 32 // tile.dtype.bits, self.surely_inside(w)
         for index, register in enumerate(registers):
             parts = split(w, register, per)
             if tile.dtype != self.arg.type.dtype:
