@@ -15,6 +15,7 @@ from tilecat.kernels import epilogues
 from tilecat.kernels.gemm import matmul
 
 TARGETS = [arch.target for arch in ARCHS if "tcgen05" in arch.features]
+EVERY_TARGET = [arch.target for arch in ARCHS]
 TYPES = {
     "bf16": ml_dtypes.bfloat16, "f16": np.float16, "f32": np.float32,
     "e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2,
@@ -230,3 +231,34 @@ def test_by_hand_two_warpgroups_share_128_rows():
     want += np.repeat([1.0, 2.0], 64)[:, None]
     np.testing.assert_allclose(c, want, atol=1e-4)
     assert "M=128 N=96" in product.compile(a, b, c, target="sm_100a").ptx
+
+
+def shapes_of(count: int) -> list[tuple[int, int, int]]:
+    """Random extents, K in whole 16-byte units of the narrowest type."""
+    rng = np.random.default_rng(2026)
+    sizes = rng.integers(1, (400, 400, 20), (count, 3)).tolist()
+    return [(m, n, 16 * k) for m, n, k in sizes]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("shape", shapes_of(60), ids=lambda s: "x".join(map(str, s)))
+@pytest.mark.parametrize("name", [*TYPES, "s8"])
+@pytest.mark.parametrize("target", EVERY_TARGET)
+def test_sixty_shapes_of_each_type_on_each_target(target: str, name: str, shape: tuple):
+    if name == "s8" and target in TARGETS[1:]:
+        pytest.skip("kind::i8 is sm_100a's")
+    m, n, k = shape
+    n = -(-n // 8) * 8
+    seed = hash(shape) % 100
+    tiles = {"tile_m": (64, 128, 192)[m % 3], "tile_n": (64, 128, 96)[n % 3], "stages": 2 + k % 3}
+    if name == "s8":
+        rng = np.random.default_rng(k)
+        a = rng.integers(-128, 128, (m, k)).astype(np.int8)
+        b = rng.integers(-128, 128, (n, k)).astype(np.int8).T
+        c = np.full((m, n), 7, np.int32)
+        run(target, a, b, c, seed=seed, **tiles)
+        assert (c == a.astype(np.int64) @ b.astype(np.int64)).all()
+        return
+    a, b, c = arrays(m, n, k, TYPES[name])
+    run(target, a, b, c, seed=seed, **tiles)
+    check(c, a, b, name)
