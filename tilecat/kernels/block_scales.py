@@ -33,7 +33,7 @@ class BlockScales:
     Args:
         of_a: [..., K/128, M].
         of_b: [..., K/128, N/128].
-        rows: a pipeline's input: scales of the rows of each consumer.
+        rows: a pipeline's input: scales of the tile's rows.
         cols: a pipeline's input: scales of the blocks of the tile's columns.
         tile_n: columns of a tile.
         out: the output, whose leading axes theirs are matched with.
@@ -52,7 +52,7 @@ class BlockScales:
     ) -> tuple[BlockScales, tuple[Any, ...]]:
         """The scales at the head of the kernel's further arguments, and the others."""
         of_a, of_b, *others = args
-        rows = pipe.input(sv[f32, ROWS], count=consumers)
+        rows = pipe.input(sv[f32, consumers * ROWS])
         cols = pipe.input(sv[f32, 4])  # 16 bytes, a vector's least
         return cls(of_a, of_b, rows, cols, tile_n, out), tuple(others)
 
@@ -69,19 +69,21 @@ class BlockScales:
             k: the step.
             first: row of A where the task begins, if that is no multiple of its rows.
         """
-        lead, n = plane(self.of_a, self.out, task.batch, "KM"), self.rows.count
-        for i in range(n):
-            place = self.of_a[*lead, k, task.row * n + i]
-            if first is not None:
-                place = self.of_a.at(*lead, k, first + i * ROWS)
-            tc.load_async(self.rows[i], place)
+        lead = plane(self.of_a, self.out, task.batch, "KM")
+        place = self.of_a[*lead, k, task.row] if first is None else self.of_a.at(*lead, k, first)
+        tc.load_async(self.rows, place)
         lead = plane(self.of_b, self.out, task.batch, "KB")
         for i, col in enumerate(self.blocks):
-            block = (task.col * self.tile_n + col) // BLOCK
+            block = (task.col * self.tile_n + col) >> (BLOCK.bit_length() - 1)
             tc.load_async(self.cols.at(i), self.of_b.at(*lead, k, block))
 
-    def add_steps(self, pipe: Any, acc: Any, a: Any, b: Any) -> None:
-        """`acc = sum over steps of scale_a scale_b (A @ B of the step)`: the consumers' steps."""
+    def add_steps(self, pipe: Any, acc: Any, a: Any, b: Any, turns: Any) -> None:
+        """`acc = sum over steps of scale_a scale_b (A @ B of the step)`: the consumers' steps.
+
+        Args:
+            pipe, acc, a, b: of the kernel.
+            turns: whether consumers take turns to issue products; "whole": to have them done.
+        """
         wide = min(self.tile_n, BLOCK)
         tc.require(a.kind.cols == BLOCK and self.tile_n % wide == 0 and BLOCK % wide == 0,
                    f"matmul: a step is one block of {BLOCK}, and a tile one, half of one or "
@@ -96,13 +98,20 @@ class BlockScales:
                 tile, scales = b.tile, []
                 for i, col in enumerate(self.blocks):
                     place = slice(col, col + wide)
-                    tc.mma_AB(part, a[pipe.consumer], tile[:, place], accumulate=False)
-                    if i == 0:  # while the first product is under way
-                        rows = tc.load(self.rows[pipe.consumer], rv[f32, ROWS])
-                        scales = [rows * tc.load(self.cols.at(j), f32)
-                                  for j in range(len(self.blocks))]  # fmt: skip
-                        tc.barrier_sync(pipe.consumer + 1, THREADS)  # all have read their scales
+                    with pipe.turn():
+                        tc.mma_AB(part, a[pipe.consumer], tile[:, place], accumulate=False)
+                        if turns == "whole":
+                            scales = scales or self._factors(pipe, a.count)
+                            tc.mma_wait()
+                    scales = scales or self._factors(pipe, a.count)
                     tc.mma_wait()
                     if col == self.blocks[-1]:
                         a.release()
                     tc.fma(part, scales[i], acc[:, place], out=acc[:, place])
+
+    def _factors(self, pipe: Any, consumers: int) -> list[Any]:
+        """A step's factors of a consumer's rows, for each block; read under the first product."""
+        rows = tc.load(self.rows.tile.part(pipe.consumer, consumers), rv[f32, ROWS])
+        found = [rows * tc.load(self.cols.at(i), f32) for i in range(len(self.blocks))]
+        tc.barrier_sync(pipe.consumer + 1, THREADS)  # all have read: the stage may be given back
+        return found

@@ -56,8 +56,6 @@ def tasks_of(A, B, C, args, *, tile_m, tile_n, tile_k, group, cluster, groups, o
     tc.require(order in ORDERS or callable(order),
                f"matmul: order is {', '.join(ORDERS)}, or a function of block rows and columns, "
                f"got {order=}", hint='order="grouped"')  # fmt: skip
-    tc.require(not (pingpong and block_scales), "matmul: products with scales of blocks have no "
-               f"consumers that take tiles in turn, got {pingpong=}")  # fmt: skip
     tc.require(cluster == 1 or order in GROUPED,
                f"matmul: clusters go with the orders {', '.join(GROUPED)}, and a schedule of the "
                f"caller's says its own, got {cluster=}, {order=}", hint="cluster=1")  # fmt: skip
@@ -78,22 +76,22 @@ def tasks_of(A, B, C, args, *, tile_m, tile_n, tile_k, group, cluster, groups, o
     return cut(tasks, parts, tc.cdiv(A.cols, tile_k), slots=slots), args[:2], args[2:]
 
 
-def load_rows(a, A, C, task, k, groups, scales, cache):
-    """Loads tiles of A, below one another: a consumer's each; and scales of their rows."""
+def load_rows(a, A, C, task, k, groups, cache):
+    """Loads tiles of A, below one another: a consumer's each."""
     lead, n = plane(A, C, task.batch, "MK"), a.count
     for i in range(n):
         rows = A.at(*lead, task.first + i * 64, k * a.kind.cols) if groups else None
         place = rows or A[*lead, task.row * n + i, k]
         tc.load_async(a[i], place, multicast="row", cache=cache)
-    if scales:
-        scales.load(task, k, task.first if groups else None)
 
 
-def load_cols(pairs, C, task, k, cache):
-    """Loads a tile of B, or of both, for all consumers."""
+def load_cols(pairs, C, task, k, groups, scales, cache):
+    """Loads a tile of B, or of both, for all consumers; then the scales of a step."""
     for b, B in pairs:
         place = B[*plane(B, C, task.batch, "KN"), k, task.col]
         tc.load_async(b, place, multicast="col", cache=cache)
+    if scales:
+        scales.load(task, k, task.first if groups else None)
 
 
 def mma_step(tiles, a, rows, right):
@@ -130,19 +128,19 @@ def matmul(A: gl[TA, ..., "M", "K"], B: gl[TB, ..., "K", "N"], C: inout[TC, ...,
             of slots (`plan_groups`); with `second`, a second B; with `block_scales`, f32 scales of
             A [..., K/128, M] and of B [..., K/128, N/128]; then the arguments of the epilogue.
         order: of tiles: grouped, snake (`group` block rows), row, column; or what makes a schedule.
-        epilogue: steps; with `second`, the first takes the tiles of both products.
+        epilogue: steps; with `second`, the first takes both tiles.
         split_k: parts of K; stream_k: of tiles of the last wave. persistent: or one task a CTA.
-        pingpong: two consumers take tiles in turn. cache: L2 priorities of A, B and C.
+        pingpong: two consumers take tiles in turn; see `BlockScales` too. cache: L2 priorities.
     """
-    n = tile_m // 64
-    tile_k = tile_k or STEP_BYTES // A.dtype.nbytes
+    n, tile_k = tile_m // 64, tile_k or STEP_BYTES // A.dtype.nbytes
+    turns, pingpong = (pingpong, False) if block_scales else (False, pingpong)
     tasks, shared, args = tasks_of(A, B, C, args, tile_m=tile_m, tile_n=tile_n, tile_k=tile_k,
                                    group=group, cluster=cluster, groups=groups, order=order,
                                    split_k=split_k, stream_k=stream_k, pingpong=pingpong,
                                    block_scales=block_scales, one=persistent and not second)
     pipe = tc.lcf(consumers=2 if pingpong else n, stages=stages, tasks=tasks,
                   steps=tc.cdiv(A.cols, tile_k), cluster=tasks.cluster, persistent=persistent,
-                  pingpong="tasks" if pingpong else False)  # fmt: skip
+                  pingpong="tasks" if pingpong else bool(turns))  # fmt: skip
     more, *args = args if second else (None, *args)
     a = pipe.input(st[multiplied_as(A), 64, tile_k, order_of(A, "row")], count=n)
     b = pipe.input(st[multiplied_as(B), tile_k, tile_n, order_of(B, "col")])
@@ -159,11 +157,11 @@ def matmul(A: gl[TA, ..., "M", "K"], B: gl[TB, ..., "K", "N"], C: inout[TC, ...,
     @pipe.load
     def _(task, k):
         k = task.first_step + k
-        load_rows(a, A, C, task, k, groups, scales, cache[0])
-        load_cols(((b, B), (b2, more))[: 1 + second], C, task, k, cache[1])
+        load_rows(a, A, C, task, k, groups, cache[0])
+        load_cols(((b, B), (b2, more))[: 1 + second], C, task, k, groups, scales, cache[1])
 
     if scales:
-        scales.add_steps(pipe, tiles[0][0], a, b)
+        scales.add_steps(pipe, tiles[0][0], a, b, turns)
     else:
 
         @pipe.compute

@@ -24,6 +24,8 @@ from ..tiles import (
 from .products import record_mma
 from .scalars import Scalar, TileOperand, map_scalars, operand_of
 
+VECTOR_UNIT_BYTES = 16  # a shared vector is a multiple of: what bulk copies move
+
 
 def source_of(value: Any, name: str) -> Any:
     """The IR operand behind a tile, vector, scalar or number."""
@@ -418,6 +420,24 @@ class SharedVec(_NoPythonValue):
             LayoutError: an int outside the vector.
         """
         return SharedElement(self, index)
+
+    def part(self, index: Any, parts: int) -> SharedVec:
+        """Part `index`, an int or a run-time scalar, of `parts` equal ones, sharing its bytes.
+
+        Raises:
+            LayoutError: parts that are no whole 16-byte units.
+        """
+        kind = self.type
+        length = kind.length // max(parts, 1)
+        if length * parts != kind.length or length * kind.dtype.nbytes % VECTOR_UNIT_BYTES:
+            raise LayoutError(
+                f"part: parts of a vector are equal, and multiples of {VECTOR_UNIT_BYTES} bytes, "
+                f"got {parts} of {kind}"
+            )
+        view = SharedVecType(kind.dtype, length)
+        stride = length * kind.dtype.nbytes
+        place = operand_of(index, "part")
+        return SharedVec(add(ViewShared(self.value, place, stride, view)).result)
 
     def __repr__(self) -> str:
         """Its type."""
