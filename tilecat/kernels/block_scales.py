@@ -2,7 +2,8 @@
 
 The tensor cores sum FP8 products of one step, of which they keep about 14 bits; so each step's sums
 are a tile of their own, `part`, and are added to those of the task by the FP32 cores. Meanwhile the
-tensor cores work for the other consumer: two of them are never long at the same place.
+tensor cores are free for the other consumer, whose products may lie there; nothing but `turns`
+makes them:
 
     consumer 0   mma to part | wait, acc += scale part | mma to part           | wait, acc += ...
     consumer 1               | mma to part             | wait, acc += scale part | mma to part
