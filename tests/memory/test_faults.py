@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import tilecat as tc
-from tilecat import f32, gl, rt, rv, st, sv
+from tilecat import f32, gl, rt, rv, s32, sim, st, sv
 
 
 def _call(body: Any, *, before: Any = lambda: None, warpgroups: int = 1, grid: int = 1) -> Any:
@@ -207,3 +207,20 @@ def test_machine_reports_of_clusters(kernel: Any, kind: str, text: str):
     mine = [report for report in found if report.kind == kind and text in report.message]
     assert mine, [str(report) for report in found]
     assert any(place and place.file == __file__ for r in mine for place in places(r))
+
+
+def test_loop_with_a_step_of_zero_at_run_time_is_reported(monkeypatch: pytest.MonkeyPatch):
+    @tc.kernel
+    def count(Y: gl[s32, 1], step: s32):
+        with tc.warpgroup(), tc.elected():
+            total = tc.var(0)
+            for i in tc.range(0, 4, step):
+                total += i
+            tc.store(Y[0], total)
+
+    y = np.zeros(1, np.int32)
+    assert not count.simulate(y, 1, grid=1).reports and y[0] == 6
+    monkeypatch.setattr(sim.launch, "_DEFAULT_LIMIT", 5000)
+    (report,) = count.simulate(y, 0, grid=1).reports
+    assert report.kind == "limit" and "endless" in report.message
+    assert report.source is not None and "tc.range(0, 4, step)" in report.source.text

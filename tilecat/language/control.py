@@ -152,8 +152,9 @@ class _Watch:
 def range_(start: Any, stop: Any = None, step: Any = 1) -> Iterator[Scalar]:
     """`for i in tc.range(n)` or `tc.range(start, stop, step)`: a loop at run time.
 
-    The body is traced once. Steps must be positive. `break` and `return` out of the loop, and
-    rebinding a name to a new run-time value inside, are errors.
+    The body is traced once. Steps must be positive: a step of 0 at run time is a loop without end,
+    which the PTX machine reports (`limit`). `break` and `return` out of the loop, and rebinding a
+    name to a new run-time value inside, are errors.
 
     Bounds are ints or s32 scalars, `stop` excluded. Scope: any. PTX: `setp`, `bra`.
     """
