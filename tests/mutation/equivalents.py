@@ -49,15 +49,15 @@ EQUIVALENT = (
     ),
     Equivalent(
         ("consumer: cp.async.bulk.commit_group #1",), ("matmul, 2 stages", "matmul, 4 stages"),
-        "The store of the first panel joins the group of the second. Both waits of the kernel, "
-        "wait_group.read 0 and wait_group 0, wait for all groups.",
+        "The store of the first panel joins the group of the second. Both waits of the kernel are "
+        "wait_group.read 0, for all groups.",
     ),
     Equivalent(
         ("consumer: cp.async.bulk.commit_group #2",), ("matmul, 4 stages",),
         "As the first: the store joins the group of the third panel.",
     ),
     Equivalent(
-        ("consumer: cp.async.bulk.wait_group #1", "no stores are waited for at the end"),
+        ("consumer: cp.async.bulk.wait_group.read #1", "no stores are waited for at the end"),
         ("matmul, threads",),
         "C is stored by threads: there is no bulk store to wait for.",
     ),

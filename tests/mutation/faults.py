@@ -82,7 +82,7 @@ WAITS = (
     Fault("wait count", "the last wgmma group is not waited for",
           r"(wgmma\.wait_group\.sync\.aligned )(0)(;)", number(lambda n: n + 1), "consumer", -1),
     Fault("wait count", "no stores are waited for at the end",
-          r"(cp\.async\.bulk\.wait_group )(0)(;)", number(lambda n: n + 4), "consumer"),
+          r"(cp\.async\.bulk\.wait_group\.read )(0)(;)", number(lambda n: n + 4), "consumer", -1),
     Fault("loop", "producer's try_wait without its loop", _TRY, r"\1", "producer", EVERY),
     Fault("loop", "consumer's try_wait without its loop", _TRY, r"\1", "consumer", EVERY),
     Fault("loop", "producer's try_wait loops on success", r"@!(%\w+ bra \$wait)", r"@\1",

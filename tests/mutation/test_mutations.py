@@ -34,7 +34,8 @@ def test_every_opcode_that_synchronises_is_deleted(subject):
 
 def test_every_listed_opcode_occurs():
     used = {listed(opcode(line)) for s in SUBJECTS for line in s.text.splitlines()}
-    assert used - {""} == set(SYNC)
+    elsewhere = {"cp.async.bulk.wait_group"}  # in kernels of `lcsf`, whose stores are waited for
+    assert used - {""} == set(SYNC) - elsewhere
 
 
 @pytest.mark.parametrize("name", [
