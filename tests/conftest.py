@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 
 
@@ -15,3 +17,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def update_golden(request: pytest.FixtureRequest) -> bool:
     """Whether golden files are to be written instead of compared."""
     return bool(request.config.getoption("--update-golden"))
+
+
+def pytest_collection_finish() -> None:
+    """Collected tests live to the end: the garbage collector need not look at them again."""
+    gc.collect()
+    gc.freeze()
