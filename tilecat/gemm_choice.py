@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from .gemm_call import HALVES
 from .gemm_winners import Version, Winner, measured, version
@@ -27,6 +28,7 @@ class Problem:
         sms: of the device.
         dtype: of A.
         widest: columns that a tile has at most.
+        sums: registers a thread that accumulators take at most.
         plain: whether the product is stored as it is, and of 2 or 4 bytes an element.
         grouped: whether rows are those of experts.
         block: columns that share a scale: a tile is whole blocks, or a part of one.
@@ -41,6 +43,7 @@ class Problem:
     sms: int
     dtype: str
     widest: int = 256
+    sums: int = 192
     plain: bool = True
     grouped: bool = False
     block: int = 1
@@ -60,16 +63,19 @@ class Problem:
 
 
 WIDEST = 256
-TILES = ((128, 256, 4), (128, 192, 4), (128, 128, 5), (64, 256, 5), (64, 128, 8), (64, 64, 8))
+# Rows, columns, stages, whether consumers take tiles in turn.
+TILES = ((128, 256, 4, 0), (128, 192, 4, 0), (128, 128, 5, 0), (64, 256, 5, 0), (64, 128, 8, 0),
+         (64, 64, 8, 0), (128, 192, 4, 1), (128, 128, 6, 1))  # fmt: skip
 # With 64 rows of B.T a tile nearly all of the ring holds B, so that enough of it is under way; the
 # rows of M = 1 and 16 in benchmarks/results/h200.json are products of this configuration.
 TURNED = {"tile_m": 64, "tile_n": 16, "tile_k": 128, "stages": 7, "group": 8}
 
 
+STREAMED_BYTES = 30 << 20  # half of an H200's L2: what is larger finds nothing of itself there
 GAIN = 0.95  # of the time without parts: what parts have to win
 
 
-def choose(problem: Problem) -> dict[str, int]:
+def choose(problem: Problem) -> dict[str, Any]:
     """Parameters of the kernel.
 
     Of this very problem if it was measured; of the nearest one that was, in its bucket, if the
@@ -79,7 +85,27 @@ def choose(problem: Problem) -> dict[str, int]:
 
 
 @lru_cache(maxsize=4096)
-def _choose(problem: Problem, version: Version) -> dict[str, int]:
+def _choose(problem: Problem, version: Version) -> dict[str, Any]:
+    params = _tiles(problem)
+    return {**params, **_priorities(params, problem)}
+
+
+def _priorities(params: dict[str, int], problem: Problem) -> dict[str, Any]:
+    """What L2 is told of an operand that one column or row of tiles reads, or two side by side.
+
+    It drives others' lines out of L2 for nothing, and has what was written before written back.
+    """
+    if problem.grouped:
+        return {}
+    m, n = (problem.n, problem.m) if problem.turned else (problem.m, problem.n)
+    readers = math.ceil(n / params["tile_n"]), math.ceil(m / params["tile_m"])
+    sizes = (2 * problem.planes * extent * problem.depth for extent in (m, n))
+    found = tuple("evict_first" if size >= STREAMED_BYTES and count <= 2 else ""
+                  for size, count in zip(sizes, readers, strict=True))  # fmt: skip
+    return {"cache": (*found, "")} if any(found) else {}
+
+
+def _tiles(problem: Problem) -> dict[str, int]:
     if problem.turned:
         return {**TURNED, **_thin_parts(problem)}
     mine = _modelled(problem)
@@ -89,6 +115,11 @@ def _choose(problem: Problem, version: Version) -> dict[str, int]:
     found = near.params if problem.splits else without_parts(near.params)
     exact = (near.m, near.n, near.depth) == (problem.m, problem.n, problem.depth)
     return found if exact or _cycles(found, problem) < _cycles(mine, problem) else mine
+
+
+def held(params: dict[str, int]) -> int:
+    """Registers a thread that the accumulators of a plain product take."""
+    return params["tile_n"] // 2 * (params["tile_m"] // 64 if params.get("pingpong") else 1)
 
 
 def without_parts(params: dict[str, int]) -> dict[str, int]:
@@ -115,6 +146,7 @@ def nearest(problem: Problem) -> Winner | None:
         if winner.layout == problem.layout
         # Three consumers have registers for their sums, and for little that an epilogue takes.
         and (problem.plain or winner.params["tile_m"] <= 128)
+        and held(winner.params) <= problem.sums
         and (distance := _distance(winner, problem)) < math.inf
     ]
     # Of two as near the one of this very dtype, then the user's own.
@@ -136,16 +168,19 @@ def _modelled(problem: Problem) -> dict[str, int]:
     """The model's best; 16 rows a group make a wave's patch square, 8 a small A."""
     fitting = [
         {"tile_m": tile_m, "tile_n": tile_n, "stages": stages,
-         "group": 16 if problem.m <= 32 * tile_m else 8}
-        for tile_m, tile_n, stages in TILES
+         "group": 16 if problem.m <= 32 * tile_m else 8, **({"pingpong": 1} if turns else {})}
+        for tile_m, tile_n, stages, turns in TILES
         if tile_n <= problem.widest
         and (tile_n % problem.block == 0 or problem.block % tile_n == 0)
+        and not (turns and (problem.block > 1 or problem.grouped))
     ]  # fmt: skip
+    fitting = [params for params in fitting if held(params) <= problem.sums]
     best = min(fitting, key=lambda params: _tensor_cycles(params, problem))
     if not problem.splits:
         return best
     extents = problem.m * problem.planes, problem.n, problem.depth, problem.sms
-    parts = [{**params, **parts} for params in fitting for parts in shared(params, *extents)]
+    whole = (params for params in fitting if not params.get("pingpong"))
+    parts = [{**params, **parts} for params in whole for parts in shared(params, *extents)]
     split = min(parts, key=lambda params: _cycles(params, problem), default=best)
     return split if _cycles(split, problem) < GAIN * _cycles(best, problem) else best
 

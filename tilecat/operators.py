@@ -13,7 +13,7 @@ from .binding import bind
 from .errors import LayoutError, ResourceError
 from .gemm_autotune import tune_first
 from .gemm_call import BLOCK, GemmCall, Options, prepare
-from .gemm_choice import WIDEST, Problem, choose
+from .gemm_choice import WIDEST, Problem, choose, held
 from .gemm_groups import Groups
 from .gemm_parts import places_of
 from .gemm_ready import Launched, again, remember, tokens
@@ -124,6 +124,9 @@ def _launch(call: GemmCall) -> Launched:
             if places.count:
                 _eased[key] = replace(eased, splits=False)
                 continue
+            if params.get("pingpong"):
+                _eased[key] = replace(eased, sums=held(params) - 1)
+                continue
             narrower = params["tile_n"] // 2
             if not steps or narrower < 64:
                 raise
@@ -187,11 +190,12 @@ def _problem(call: GemmCall) -> Problem:
     plain = hasattr(call.arrays[0], "swapaxes") and not (call.args or call.params["epilogue"])
     # Sums of s8 need registers twice where they become floats, as two sums of any type do.
     widest = 192 if left.dtype == "s8" and out.dtype != "s32" else WIDEST
+    widest = 128 if call.params["second"] else widest
     return Problem(
         m, n, k * ITEM_BYTES[left.dtype] // 2,
         layout="".join("N" if x.strides[-1] == 1 else "T" for x in (left, right)),
         planes=call.planes, sms=_num_sms(left.device),
-        dtype=left.dtype, widest=128 if call.params["second"] else widest,
+        dtype=left.dtype, widest=widest, sums=192 if widest == WIDEST else widest // 2,
         plain=plain and ITEM_BYTES[out.dtype] > 1, grouped=call.params["groups"],
         block=BLOCK if call.params["block_scales"] else 1,
         splits=allocates(call.arrays[0]) and not any(

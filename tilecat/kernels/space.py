@@ -90,8 +90,13 @@ def _gemm_legal(params: Params, item_bytes: int) -> bool:
     # With parts of K the tiles are few, or only the last wave differs: their order matters little.
     plain = (params["cluster"], params["tile_k"], group) == (1, 64, 8)
     most = {1: 128, 2: 128, 3: 96}  # what the consumers' share of the registers leaves for it
+    held = accumulator, most.get(tile_m // _ROWS, 0)
+    if params["pingpong"]:  # two consumers, each with all rows of a tile; 240 registers a thread
+        held = accumulator * tile_m // _ROWS, 192
+        if parts != (1, 1) or params["tile_k"] != 64 or group not in (8, 16) or tile_m > 128:
+            return False
     return (
-        accumulator <= most.get(tile_m // _ROWS, 0)
+        held[0] <= held[1]
         and (parts == (1, 1) or 1 in parts and plain and tile_n % 64 == 0)
         and group % params["cluster"] == 0
         and params["stages"] * (tile_m + tile_n) * params["tile_k"] * item_bytes < 232448
@@ -133,6 +138,7 @@ GEMM_SPACE = Space(
         ("cluster", (1, 2)),
         ("split_k", (1, 2, 4, 8)),
         ("stream_k", (1, 4)),
+        ("pingpong", (0, 1)),
     ),
     legal=_gemm_legal,
     same=_gemm_same,

@@ -41,7 +41,7 @@ def cycles(params: Params, m: int, n: int, depth: int, sms: int) -> float:
     An m64nNk16 takes N/2 cycles (1024 bf16 FMA a cycle and SM quarter: 4096 FLOP a cycle).
 
     Args:
-        params: tile_m, tile_n; tile_k (64 if none), cluster, split_k and stream_k (1).
+        params: tile_m, tile_n; tile_k (64 if none), cluster, split_k and stream_k (1), pingpong.
         m: rows.
         n: columns.
         depth: K in units of 2 bytes.
@@ -50,6 +50,9 @@ def cycles(params: Params, m: int, n: int, depth: int, sms: int) -> float:
     step, fixed, exchange = _task_cycles(params)
     steps = math.ceil(depth / (params.get("tile_k") or STEP))
     tasks, at_once = _clusters(params, m, n), sms // params.get("cluster", 1)
+    if params.get("pingpong"):  # one consumer's start and epilogue beside the other's steps
+        turns, main = math.ceil(tasks / at_once), steps * step
+        return max(turns * main, math.ceil(turns / 2) * (main + fixed)) + fixed
     if (parts := params.get("split_k", 1)) > 1:
         task = math.ceil(steps / parts) * step + fixed + parts * exchange
         return math.ceil(tasks * parts / at_once) * task
