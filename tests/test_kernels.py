@@ -37,7 +37,8 @@ def test_kernel_on_the_machine_is_right_and_clean(case):
 
 def test_cases_cover_both_kernels_and_every_configuration_a_call_can_choose():
     assert {case.kernel for case in CASES} == {spec.name for spec in KERNELS}
-    tiles = {(o["tile_m"], o["tile_n"], o["stages"]) for o in _options("matmul")}
+    names = "tile_m", "tile_n", "stages"
+    tiles = {(*(o[n] for n in names), o.get("pingpong", 0)) for o in _options("matmul")}
     chosen = set(gemm_choice.TILES)
     assert chosen <= tiles, f"not in CASES: {chosen - tiles}"
     pairs = {(o["D"], o["consumers"]) for o in _options("attention")}

@@ -98,11 +98,11 @@ CALLS = """
 import sys, torch, tilecat as tc
 from tilecat import gemm_choice, gemm_winners
 a = torch.randn(640, 264, device="cuda").bfloat16()
-b = torch.randn(264, 1040, device="cuda").bfloat16()
+b = torch.randn(264, 2560, device="cuda").bfloat16()
 c = tc.matmul(a, b)
 assert ((c.double() - a.double() @ b.double()).norm() < 2**-8 * c.double().norm())
 sms = torch.cuda.get_device_properties(0).multi_processor_count
-print([w.params for w in gemm_winners.measured(sms) if (w.m, w.n, w.depth) == (640, 1040, 264)])
+print([w.params for w in gemm_winners.measured(sms) if (w.m, w.n, w.depth) == (640, 2560, 264)])
 """
 
 
