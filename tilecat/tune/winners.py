@@ -33,7 +33,7 @@ def winners(results: dict[str, Any]) -> dict[str, Any]:
             peers = {name: us for name, us in medians.items() if "=" not in name}
             rows.append({
                 "layout": problem["layout"], "extents": problem["extents"],
-                "params": parameters(winner), "us": medians[winner], "peers_us": peers,
+                "params": _told(parameters(winner)), "us": medians[winner], "peers_us": peers,
             })  # fmt: skip
     facts = results["environment"]
     kept = ("date", "device", "sms", "cuda", "ptxas", "packages", "commit", "source_sha256")
@@ -41,6 +41,13 @@ def winners(results: dict[str, Any]) -> dict[str, Any]:
         "kernel": results["kernel"], "target": results["target"], "dtype": results["dtype"],
         "environment": {key: facts[key] for key in kept}, "problems": rows,
     }  # fmt: skip
+
+
+NOTHING = {"split_k": 1, "stream_k": 1, "pingpong": 0}  # what a kernel does unless it is told
+
+
+def _told(params: dict[str, int]) -> dict[str, int]:
+    return {name: value for name, value in params.items() if NOTHING.get(name) != value}
 
 
 def parameters(name: str) -> dict[str, int]:
