@@ -205,6 +205,8 @@ MATMUL_CASES = (
     _matmul(192, 384, 128, config="64x128", grid=3),
     _matmul(70, 200, 136, config="64x64"),
     _matmul(384, 384, 192, config="128x192", params=(("pingpong", 1),)),
+    _matmul(392, 200, 136, config="128x192", params=(("tile_m", 192), ("stages", 3))),
+    _matmul(200, 264, 136, config="128x192", params=(("tile_m", 192), ("tile_n", 128))),
     _matmul(256, 264, 320, config="128x128", params=(("pingpong", 1), ("stages", 6)), grid=1),
     _matmul(256, 256, 192, config="128x256, depth 1"),
     _matmul(256, 256, 192, config="128x256, depth 2"),

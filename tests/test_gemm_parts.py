@@ -31,7 +31,7 @@ def test_few_tiles_and_a_long_k_are_split():
         found = gemm_choice.choose(replace(PROBLEM, m=m, n=n))
         rows, cols = -(-m // found["tile_m"]), -(-n // found["tile_n"])
         assert found["split_k"] > 1 and rows * cols * found["split_k"] <= 132
-    tail = gemm_choice.choose(replace(PROBLEM, m=128 * 19, n=256 * 7, depth=4096))
+    tail = gemm_choice.choose(replace(PROBLEM, m=128 * 9, n=256 * 5, depth=8192))
     assert tail["stream_k"] > 1
     thin = gemm_choice.choose(replace(PROBLEM, m=3, n=512))
     assert thin["tile_n"] == 16 and thin["split_k"] > 1

@@ -64,8 +64,10 @@ class Problem:
 
 WIDEST = 256
 # Rows, columns, stages, whether consumers take tiles in turn.
-TILES = ((128, 256, 4, 0), (128, 192, 4, 0), (128, 128, 5, 0), (64, 256, 5, 0), (64, 128, 8, 0),
-         (64, 64, 8, 0), (128, 192, 4, 1), (128, 128, 6, 1))  # fmt: skip
+TILES = (
+    (128, 256, 4, 0), (128, 192, 4, 0), (128, 128, 5, 0), (64, 256, 5, 0), (64, 128, 8, 0),
+    (64, 64, 8, 0), (192, 192, 3, 0), (192, 128, 4, 0), (128, 192, 4, 1), (128, 128, 6, 1),
+)  # fmt: skip
 # With 64 rows of B.T a tile nearly all of the ring holds B, so that enough of it is under way; the
 # rows of M = 1 and 16 in benchmarks/results/h200.json are products of this configuration.
 TURNED = {"tile_m": 64, "tile_n": 16, "tile_k": 128, "stages": 7, "group": 8}
@@ -170,7 +172,8 @@ def _modelled(problem: Problem) -> dict[str, int]:
         {"tile_m": tile_m, "tile_n": tile_n, "stages": stages,
          "group": 16 if problem.m <= 32 * tile_m else 8, **({"pingpong": 1} if turns else {})}
         for tile_m, tile_n, stages, turns in TILES
-        if tile_n <= problem.widest
+        # Three consumers have registers for their sums, and for little that an epilogue takes.
+        if tile_n <= problem.widest and (problem.plain or tile_m <= 128)
         and (tile_n % problem.block == 0 or problem.block % tile_n == 0)
         and not (turns and (problem.block > 1 or problem.grouped))
     ]  # fmt: skip
