@@ -12,7 +12,7 @@ from .errors import DTypeError, LayoutError, ResourceError
 from .ir import SameExtent
 from .language.kernel import Signature, Specialization, TensorSpec, complete_params
 from .ops.scalar import RANGES
-from .runtime.arrays import ArrayView, overlaps, tma_ok
+from .runtime.arrays import TMA_ALIGN_BYTES, ArrayView, overlaps, tma_ok
 from .tiles import GlobalType
 
 # Extents, also rounded up to whole tiles, are s32 scalars in kernels.
@@ -322,11 +322,16 @@ def _spec(kind: GlobalType, view: ArrayView, static: dict[str, int]) -> TensorSp
     rank = kind.rank
     row = tuple(range(rank - 1, -1, -1))
     extents = tuple(static.get(d) if isinstance(d, str) else d for d in kind.dims)
-    if tma_ok(view, row) is None:
-        return TensorSpec(view.dtype, "row", True, extents)
-    if rank >= 2 and tma_ok(view, (rank - 2, rank - 1, *row[2:])) is None:
-        return TensorSpec(view.dtype, "col", True, extents)
-    return TensorSpec(view.dtype, "row", rank == 1, extents)
+    if rank == 1 or tma_ok(view, row) is None:
+        return TensorSpec(view.dtype, "row", True, extents, _whole(view.shape[-1], view.dtype))
+    if tma_ok(view, (rank - 2, rank - 1, *row[2:])) is None:
+        return TensorSpec(view.dtype, "col", True, extents, _whole(view.shape[-2], view.dtype))
+    return TensorSpec(view.dtype, "row", False, extents)
+
+
+def _whole(extent: int | None, dtype: str) -> bool:
+    """Whether an axis of adjacent elements is a whole number of 16 bytes; one not known is."""
+    return extent is None or extent * by_name(dtype).bits // 8 % TMA_ALIGN_BYTES == 0
 
 
 def _device(signature: Signature, views: list[Any]) -> str:
@@ -356,5 +361,6 @@ def default_specialization(
             d if isinstance(d, int) else params.get(d) if d in dict(signature.params) else None
             for d in kind.dims
         )
-        tensors.append(TensorSpec(chosen.name, "row", True, static))
+        whole = _whole(static[-1], chosen.name)
+        tensors.append(TensorSpec(chosen.name, "row", True, static, whole))
     return Specialization(tuple(tensors), tuple(params.items()))

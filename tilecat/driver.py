@@ -205,6 +205,7 @@ class KernelFunction:
         self.compiles = 0
         self._compiled: dict[tuple[Any, ...], Compiled] = {}
         self._untiled: dict[tuple[Any, ...], frozenset[int]] = {}  # by compile-time parameters
+        self._ends: dict[tuple[Any, ...], frozenset[int]] = {}  # whose ends decide how to store
         self._prepared: dict[Any, tuple[Bound, Compiled]] = {}
         self._ready: dict[Any, Callable[[Any], None]] = {}  # launches of tensors seen before
 
@@ -237,7 +238,7 @@ class KernelFunction:
         if fit is not None:
             fit(checked)
         compiled = Compiled(kernel, checked, generate(checked))
-        self._untiled[params] = _untiled(kernel, len(kernel.args))
+        self._remember(kernel, params)
         self._compiled[target, params, self._relevant(specialization, params)] = compiled
         self.compiles += 1
         return compiled
@@ -247,10 +248,22 @@ class KernelFunction:
         untiled = self._untiled.get(params, frozenset())
         args = specialization.args or self.signature.args
         indices = (i for i, (_, kind) in enumerate(args) if isinstance(kind, GlobalType))
+        ends = self._ends.get(params, frozenset())
         return tuple(
-            replace(spec, order="row", tma=True) if index in untiled else spec
+            replace(
+                spec if index not in untiled else replace(spec, order="row", tma=True),
+                whole=spec.whole or index not in ends,
+            )
             for index, spec in zip(indices, specialization.tensors, strict=True)
         )
+
+    def _remember(self, kernel: Kernel, params: Any) -> None:
+        """What the text of these parameters depends on, in this specialisation or one before."""
+        count, asked = len(kernel.args), (getattr(arg, "whole_asked", False) for arg in kernel.args)
+        untiled = _untiled(kernel, count)
+        self._untiled[params] = self._untiled.get(params, untiled) & untiled
+        ends = frozenset(index for index, one in enumerate(asked) if one)
+        self._ends[params] = self._ends.get(params, frozenset()) | ends
 
     def compile(
         self, *args: Any, target: str = DEFAULT_TARGET, dtype: Any = None, **params: Any

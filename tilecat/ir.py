@@ -252,7 +252,9 @@ class TensorArg:
         order: "row" when the last axis is contiguous, "col" when the one before it is.
         tma: whether the tensor memory accelerator can reach it (strides, alignment).
         static: extents known at compile time, by axis.
+        whole: whether its contiguous axis is a whole number of 16 bytes, as TMA's stores want it.
         asked: whether the kernel's author looked at `order` or `tma` while tracing.
+        whole_asked: whether the trace looked at `whole`.
     """
 
     name: str
@@ -261,12 +263,20 @@ class TensorArg:
     order: str = "row"
     tma: bool = True
     static: tuple[int | None, ...] = ()
+    whole: bool = True
     asked: bool = False
+    whole_asked: bool = False
 
     @property
     def contiguous(self) -> int:
         """The axis that is contiguous in memory, where `tma` holds."""
         return self.type.rank - (1 if self.order == "row" else 2)
+
+    @property
+    def ends_whole(self) -> bool:
+        """`whole`, on which the trace then depends."""
+        self.whole_asked = True
+        return self.whole
 
 
 @dataclass(frozen=True, eq=False)

@@ -291,6 +291,27 @@ def test_a_box_begins_at_a_multiple_of_16_bytes(what, start, swizzle_bytes):
         assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("swizzle_bytes", [0, 128])
+@pytest.mark.parametrize("kept", [64, 63, 60, 57, 56, 33, 1])
+def test_a_store_writes_whole_16_bytes_at_the_end_of_a_row(kept, swizzle_bytes):
+    """Why tensors that end elsewhere are stored by threads: the 16 bytes of the last element, all.
+
+    Beyond them nothing is written. What is behind the end is printed: what the tile holds there,
+    or zeros. Found on an H200, 2026-11-30, by test_gemm_random.py.
+    """
+    src = torch.randint(1, 1000, (64, 128), device="cuda").to(torch.bfloat16)
+    held = torch.full((64, 128), -1.0, device="cuda", dtype=torch.bfloat16)
+    launcher(copy_tile(swizzle_bytes=swizzle_bytes))([view(src), view(held[:, :kept])])
+    torch.cuda.synchronize()
+    end = -(-kept // 8) * 8
+    assert torch.equal(held[:, :kept], src[:, :kept])
+    behind = held[:, kept:end]
+    same = [("the tile's", src[:, kept:end]), ("zeros", behind * 0), ("kept", behind * 0 - 1)]
+    print(kept, "of 64 elements; behind:", [n for n, x in same if torch.equal(behind, x)], behind[0])
+    assert kept == end or (behind != -1).all()
+    assert (held[:, end:] == -1).all()
+
+
 def test_tensor_maps_follow_new_addresses():
     run = launcher(copy_tile())
     for value in range(5):

@@ -39,8 +39,11 @@ def through(
                 full.expect(tile)
                 tc.load_async(tile, source, full, cache=cache)
                 full.wait(0)
-                tc.store_async(target, tile, cache=cache)
-                tc.store_wait(read=False)
+                if Y.tma_stores:
+                    tc.store_async(target, tile, cache=cache)
+                    tc.store_wait(read=False)
+                else:  # ends beside a multiple of 16 bytes
+                    tc.copy(target, tile)
             elif how == "copy":
                 tc.copy(tile, source)
                 tc.sync()
@@ -109,6 +112,8 @@ def tma_cases() -> list[MemoryCase]:
         cases.append(
             move_case(f"tma edge {size}", kernel, dtype, (rows, cols), odd, (1, 1), layout=padded)
         )
+        ends = (rows * 2 - 5, cols * 2 - 16 // by_name(dtype).nbytes)
+        cases.append(move_case(f"tma ends {size}", kernel, dtype, (rows, cols), ends, (1, 1)))
         free = through(dtype, rows, cols, at=True)
         cases.append(
             move_case(f"tma at {size}", free, dtype, (rows, cols), inside, (3, 1), at=True)
@@ -223,8 +228,11 @@ def _vector(dtype: str, length: int, how: str) -> MemoryCase:
                 full.expect(vec)
                 tc.load_async(vec, X[2, i], full)
                 full.wait(0)
-                tc.store_async(Y[1, i], vec)
-                tc.store_wait(read=False)
+                if Y.tma_stores:
+                    tc.store_async(Y[1, i], vec)
+                    tc.store_wait(read=False)
+                else:
+                    tc.copy(Y[1, i], vec)
             elif how == "bulk":
                 full.expect(vec)
                 tc.load_bulk(vec, X[2, i], full, cache="evict_first")

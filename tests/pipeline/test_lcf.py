@@ -404,3 +404,28 @@ def test_pipeline_holds_shared_tiles(what: str):
         at="getattr(pipe, what)(",
         hint=f"pipe.{what}(tc.st[tc.bf16, 64, 64])",
     )
+
+
+@pytest.mark.parametrize("width, whole", [(1, False), (12, False), (97, False), (96, True)])
+def test_threads_store_what_ends_beside_16_bytes(width: int, whole: bool):
+    """There TMA would also write what follows each row: those bytes are kept."""
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal(s).astype(BF16) for s in ((100, 64), (64, 104)))
+    held = np.full((100, 104), np.nan, BF16)
+    c, kernel = held[:, :width], pipeline()
+    kernel(a, b[:, :width], c)
+    reference.assert_close(c, reference.matmul(a, b[:, :width]), BF16)
+    assert np.isnan(held[:, width:].astype(np.float32)).all()
+    text = kernel.compile(a, b[:, :width], c).ptx
+    assert ("bulk.tensor.2d.global" in text) == whole
+
+
+def test_inputs_that_end_beside_16_bytes_compile_nothing_new():
+    rng = np.random.default_rng(0)
+    kernel, b = pipeline(), rng.standard_normal((72, 64)).astype(BF16)
+    for k in (72, 68, 65):
+        held = rng.standard_normal((64, 72)).astype(BF16)
+        c = np.full((64, 64), np.nan, BF16)
+        kernel(held[:, :k], b[:k], c)
+        reference.assert_close(c, reference.matmul(held[:, :k], b[:k]), BF16)
+    assert kernel.compiles == 1

@@ -76,6 +76,30 @@ def test_threads_store_where_tma_cannot_reach():
     check_schedules(streamed(2), make, check)
 
 
+def padded(array: np.ndarray) -> np.ndarray:
+    """The same matrix with rows that begin at multiples of 16 bytes, so that TMA reaches it."""
+    rows, cols = array.shape
+    held = np.full((rows, -(-cols // 8) * 8), np.nan, array.dtype)
+    held[:, :cols] = array
+    return held[:, :cols]
+
+
+@pytest.mark.parametrize("n", [1, 66, 196])
+def test_threads_store_what_ends_beside_16_bytes(n: int):
+    """There TMA would also write what follows each row; it loads what ends so."""
+    make, check = arrays(200, n)
+
+    def made() -> list[Any]:
+        return [make()[0], *map(padded, make()[1:])]
+
+    kernel = streamed(2)
+    text = kernel.compile(*made()).ptx
+    assert "bulk.tensor.2d.shared" in text and "bulk.tensor.2d.global" not in text
+    check_schedules(kernel, made, check)
+    kernel.simulate(*map(padded, arrays(200, 72)[0]()))
+    assert kernel.compiles == 2
+
+
 @pytest.mark.parametrize("odd", [0, 1])
 def test_every_synchronisation_is_needed(odd: int):
     make, check = arrays(392, 128, odd)

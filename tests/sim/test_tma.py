@@ -286,3 +286,30 @@ def test_the_innermost_coordinate_counts_in_bytes(dtype):
     for start in range(unit + 1):
         found = run(copy_text(2, (start, 0), (0, 0), 128), maps)
         assert kinds(found) == ({"align"} if start % unit else set())
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("short", [0, 4, 8, 16])
+@pytest.mark.parametrize(
+    "kind, reduce", [("u8", 0), ("u16", 0), ("f32", 0), ("bf16", 1), ("f32", 1)]
+)
+def test_a_store_meets_no_end_beside_16_bytes(kind, reduce, short, seed):
+    """An H200 writes what follows too: tests/gpu/test_launch.py. Loads end anywhere."""
+    dtype = {"u8": np.uint8, "u16": np.uint16, "f32": np.float32, "bf16": ml_dtypes.bfloat16}[kind]
+    item = np.dtype(dtype).itemsize
+    unit = 16 // item
+    source, target = (
+        np.full((8, 3 * unit), value, dtype)[:, : 2 * unit - short // item] for value in (1, 0)
+    )
+    maps = [sim.TensorMap(array, (unit, 8), 0, kind) for array in (source, target)]
+    for start in (0, unit, 2 * unit):
+        line = ""
+        if reduce:
+            line = (f"cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group "
+                    f"[%d2, {{{start}, 0}}], [%r2];")  # fmt: skip
+        found = run(copy_text(2, (start, 0), (start, 0), 128, line), maps, seed=seed)
+        meets = short % 16 and start == unit
+        assert kinds(found) == ({"bounds"} if meets else set()), str(found)
+        if meets:
+            assert f"{32 - short} bytes, which is no multiple of 16: it also writes the {short} " \
+                   "bytes behind it" in str(found.reports)  # fmt: skip

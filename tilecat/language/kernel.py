@@ -192,12 +192,15 @@ class TensorSpec:
         order: "row" or "col".
         tma: whether TMA can reach it.
         static: extents fixed at compile time, by axis.
+        whole: whether its contiguous axis is a whole number of 16 bytes; True where TMA cannot
+            reach it.
     """
 
     dtype: str
     order: str = "row"
     tma: bool = True
     static: tuple[int | None, ...] = ()
+    whole: bool = True
 
 
 @dataclass(frozen=True)
@@ -295,7 +298,7 @@ def _arguments(signature: Signature, spec: Specialization) -> list[TensorArg | S
         args.append(
             TensorArg(
                 name, index, GlobalType(dtype, kind.dims, kind.inout), tensor.order, tensor.tma,
-                tensor.static,
+                tensor.static, tensor.whole,
             )
         )
     return args

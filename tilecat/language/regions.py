@@ -86,12 +86,14 @@ class Region:
 
     @property
     def tma_stores(self) -> bool:
-        """Whether TMA can store it: an H200 stores no box that begins before the contiguous axis.
+        """Whether TMA can store it, and nothing else.
 
-        Known while tracing of a constant; the PTX machine tells of a scalar.
+        An H200 stores no box that begins before the contiguous axis: known while tracing of a
+        constant; the PTX machine tells of a scalar. Of a box that meets the end of that axis it
+        writes whole units of 16 bytes, beyond the end too (tests/gpu/test_launch.py).
         """
         start = self.coords[self.arg.contiguous]
-        return self.tma and (isinstance(start, Value) or start >= 0)
+        return self.tma and (isinstance(start, Value) or start >= 0) and self.arg.ends_whole
 
     @property
     def obstacle(self) -> str:
@@ -110,7 +112,15 @@ class Region:
             return "it is not known to begin at a multiple of 16 bytes along the contiguous axis"
         if not self.order:
             return "the tile does not lie along its contiguous axis"
-        return "a store begins at a negative place along the contiguous axis"
+        start = self.coords[self.arg.contiguous]
+        if not isinstance(start, Value) and start < 0:
+            return "a store begins at a negative place along the contiguous axis"
+        return (
+            "its rows are no multiple of 16 bytes, and a store would also write what follows them"
+            if self.arg.order == "row"
+            else "its columns are no multiple of 16 bytes, and a store would also write what "
+            "follows them"
+        )
 
 
 def is_vector(item: Any) -> bool:

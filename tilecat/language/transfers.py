@@ -71,6 +71,11 @@ def _by_tma(
         hint = "tc.copy(tile, A[row, col]) by threads; A.tma, known while tracing, tells"
         if region.bounds and store:
             hint = "tc.copy(A[row, col], tile) by threads, which writes nothing behind the end"
+        elif region.tma and not region.arg.whole:
+            hint = (
+                "tc.copy(A[row, col], tile) by threads, or rows padded to 16 bytes; A.tma_stores, "
+                "known while tracing, tells"
+            )
         elif region.bounds:
             hint = (
                 "tc.copy(tile, A[row, col]) by threads, or A[first:, :], which reads what follows "
@@ -235,7 +240,8 @@ def store_async(destination: GlobalTile, source: Any, *, cache: str = "") -> Non
     """Stores a shared tile or vector to a tensor, asynchronously; one group a call.
 
     What threads wrote to the tile must be fenced first (`tc.sync` does), and the tile may be
-    written again after `tc.store_wait`. Elements outside the tensor are not written.
+    written again after `tc.store_wait`. Elements outside the tensor are not written; its contiguous
+    axis is a whole number of 16 bytes, since TMA stores no less.
 
     Args:
         destination: `C[row, col]`.

@@ -80,6 +80,14 @@ class GlobalTensor:
         plain = BROADCAST not in dims and order_of(self.arg, dims)
         return bool(self.arg.tma and whole and plain)
 
+    @property
+    def tma_stores(self) -> bool:
+        """Whether TMA can store tiles of it, known while tracing: decides `store_async`.
+
+        As `tma`, and its contiguous axis is a whole number of 16 bytes.
+        """
+        return self.tma and self.arg.ends_whole
+
     def __repr__(self) -> str:
         """Its name and type."""
         return f"{self.arg.name}: {self.arg.type}"

@@ -92,6 +92,7 @@ class Pipeline:
         self.roles: list[Role] = []
         self.inputs: dict[str, Ring] = {}
         self.written: list[Ring] = []
+        self.kinds_written: list[SharedTileType] = []
         self.slots: dict[str, list[Slots]] = {}
         facts.update(template=template, stages=stages, blocks_per_sm=blocks_per_sm)
         self.builder.finalizers.append(self.build)
@@ -134,6 +135,7 @@ class Pipeline:
         name = name_of(what)
         ring = Ring(name, stages, writer=role)
         self.written.append(ring)
+        self.kinds_written.append(kind)
         return Slots(ring, kind, count, name)
 
     def begin(self, hole: Hole) -> Hole:
@@ -171,7 +173,9 @@ class Pipeline:
     def by_one_thread(self) -> bool:
         """Whether TMA reaches all tensors, so that one thread loads, and another stores."""
         kernel = self.builder.kernel
-        return all(getattr(arg, "tma", True) for arg in kernel.args) and "views" not in kernel.facts
+        reached = all(getattr(arg, "tma", True) for arg in kernel.args)
+        stored = not self.storing.wanted or self.storing.reaches(kernel.args)
+        return reached and "views" not in kernel.facts and stored
 
     @property
     def issues(self) -> list[Issue]:

@@ -171,7 +171,7 @@ class Slot:
         if reduce or current().scope is Scope.THREAD:
             raise LayoutError(
                 f"store_async: TMA cannot reach {region.arg.name}: {region.obstacle}",
-                hint="store a whole tensor, with strides of multiples of 16 bytes",
+                hint="store a whole tensor, with rows and strides of multiples of 16 bytes",
             )
         add(CopyByThreads(
             tile.value, region.coords, region.arg, axes=region.axes, bounds=region.bounds,

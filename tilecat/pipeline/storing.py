@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from ..builder import add, current
-from ..ir import Block, Op, Scope
+from ..ir import Block, Op, ScalarArg, Scope, TensorArg
 from ..language.control import range_
 from ..language.scalars import Var, var
 from ..ops.copies import CopyByThreads
@@ -41,6 +42,15 @@ class Storing(Party):
     def wanted(self) -> bool:
         """Whether the kernel stores anything this way."""
         return bool(self.holes.filled)
+
+    def reaches(self, args: Iterable[TensorArg | ScalarArg]) -> bool:
+        """Whether TMA can store all tensors that may be an output: of such a dtype, of two axes."""
+        maybe = (
+            arg for arg in args if isinstance(arg, TensorArg)
+            and any(k.dtype == arg.type.dtype for k in self.pipe.kinds_written)
+            and arg.type.rank >= 2
+        )  # fmt: skip
+        return all([arg.ends_whole for arg in maybe])
 
     def trace(self, scope: Scope) -> None:
         """Its code, where it runs."""

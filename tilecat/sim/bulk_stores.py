@@ -115,6 +115,16 @@ def _inside(encoded: EncodedMap, coords: tuple, chunks: np.ndarray, chunk_set):
     return clipped, chunks, grid[(*inner[:-1], columns)].ravel()
 
 
+def _check_end(machine: Machine, item: Instruction, encoded: EncodedMap, clipped) -> None:
+    """An H200 writes whole 16 bytes of a box's row that meets the end: tests/gpu/test_launch.py."""
+    extent = encoded.array.shape[-1]
+    beyond = -extent * encoded.item_bytes % 16
+    if beyond and clipped is not None and clipped[1][-1].stop == extent:
+        machine.report("bounds", item, f"tensor map {encoded.name}: a store meets the end of the "
+                       f"innermost axis, {extent * encoded.item_bytes} bytes, which is no multiple "
+                       f"of 16: it also writes the {beyond} bytes behind it")  # fmt: skip
+
+
 def _write_box(machine, encoded, clipped, thread, pc, operation, data) -> None:
     """Put a box from shared memory into the tensor, or combine it with what is there."""
     if clipped is None:
@@ -161,6 +171,7 @@ def _tensor_store(machine: Machine, fiber: Fiber, item: Instruction) -> None:
             machine, offset, encoded.rows, encoded.row_bytes, encoded.swizzle
         )
         clipped, chunks, chunk_set = _inside(encoded, coords, chunks, chunk_set)
+        _check_end(machine, item, encoded, clipped)
         write = partial(_write_box, machine, encoded, clipped, thread, item.pc, operation)
         _issue_store(machine, item, thread, chunks, chunk_set, write)
 
