@@ -50,7 +50,7 @@ def test_schedules_of_the_kernel_give_the_product(params: dict[str, Any]):
 
 
 # Rows of out that TMA reaches and that end beside 16 bytes: an H200 wrote behind them.
-@pytest.mark.parametrize("seed", [84, 249, 291, 487])
+@pytest.mark.parametrize("seed", [79, 209, 267, 291])
 def test_bytes_behind_the_rows_of_out_are_kept(seed: int):
     given = gemm_random.problem(seed, 100)
     given.check(given.on_cpu())

@@ -148,7 +148,7 @@ takes one of a view. `A[first:last, col, :]` cuts an axis, fixes one and keeps o
 `A[::-1, :]` has its rows backwards.
 """,
     tuple(f"tensor.{name}" for name in
-          "size rows cols at T permute broadcast paged dtype order tma".split()),
+          "size rows cols at T permute broadcast paged dtype order tma tma_stores".split()),
     (
         E("tensor.T", PLACE.format("X.T[0, 0]"), "np.array_equal(Y, X.T)"),
         E("tensor.at", PLACE.format("X.at(1, 0)"), "np.array_equal(Y[:63], X[1:])"),
@@ -159,10 +159,11 @@ takes one of a view. `A[first:last, col, :]` cuts an axis, fixes one and keeps o
         E("tensor.rows", PLACE.format("X[::-1, :][0, 0]"), "np.array_equal(Y, X[::-1])"),
         E("tensor.broadcast", PLACE.format("X[n, :].broadcast(64)[0, 0]"),
           "np.array_equal(Y, np.broadcast_to(X[5], (64, 64)))"),
-        E("tensor.rows tensor.cols tensor.dtype tensor.order tensor.tma", """
+        E("tensor.rows tensor.cols tensor.dtype tensor.order tensor.tma tensor.tma_stores", """
 @tc.kernel
 def example(X: gl[f32, "M", "N"], Y: gl[f32, "M", "N"]):
     assert (X.dtype, X.order, X.tma) == (f32, "row", True)  # known while tracing
+    assert X.tma_stores
     with tc.warpgroup():
         for i in tc.range(tc.cdiv(X.rows, 64)):
             for j in tc.range(tc.cdiv(X.cols, 32)):

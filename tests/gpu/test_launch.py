@@ -307,7 +307,7 @@ def test_a_store_writes_whole_16_bytes_at_the_end_of_a_row(kept, swizzle_bytes):
     assert torch.equal(held[:, :kept], src[:, :kept])
     behind = held[:, kept:end]
     same = [("the tile's", src[:, kept:end]), ("zeros", behind * 0), ("kept", behind * 0 - 1)]
-    print(kept, "of 64 elements; behind:", [n for n, x in same if torch.equal(behind, x)], behind[0])
+    print(kept, "behind:", [name for name, x in same if torch.equal(behind, x)], behind[0])
     assert kept == end or (behind != -1).all()
     assert (held[:, end:] == -1).all()
 

@@ -91,8 +91,8 @@ RULES = (
     Rule(lambda k: tc.load(k.A[tc.load(k.A[0, 0], rv[f32, 64]), 0], TILE), DTypeError,
          "A: an index vector holds s32, got rv[f32, 64]"),
     # TMA
-    *(Rule(lambda k, store=store: store(k.O[0, 0], tile()), LayoutError,
-           f"{store.__name__}: TMA cannot reach O: its rows are no multiple of 16 bytes, and a "
+    *(Rule(lambda k, store=store: store(k.R[0, 0], tile()), LayoutError,
+           f"{store.__name__}: TMA cannot reach R: its rows are no multiple of 16 bytes, and a "
            "store would also write what follows them",
            "tc.copy(A[row, col], tile) by threads, or rows padded to 16 bytes; A.tma_stores, "
            "known while tracing, tells")
@@ -283,13 +283,13 @@ def test_rule(rule: Rule):
     def breaks(
         A: gl[f32, "M", "N"], B: gl[bf16, "M", "N"], v: gl[s32, "K"], P: gl[f32, "G", 48, 64],
         Q: gl[f32, "G", "R", 64], U: gl[u8, "M", "N"], n: s32,
-        O: gl[f32, "O", 66],
+        R: gl[f32, "L", 66],
     ):  # fmt: skip
         b = rule.before()
         with tc.warpgroup():
             reads = rule.message.startswith(("print: a rt", "breaks:"))
             x = tc.load(A[0, 0], TILE) if reads else None
-            names = {"A": A, "B": B, "v": v, "P": P, "Q": Q, "U": U, "O": O, "n": n, "b": b, "x": x}
+            names = {"A": A, "B": B, "v": v, "P": P, "Q": Q, "U": U, "R": R, "n": n, "b": b, "x": x}
             rule.body(SimpleNamespace(**names))
 
     error = pytest.raises(rule.kind, lambda: tc.kernel(breaks).compile()).value
