@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import tilecat as tc
-from tilecat.arch import DEFAULT_TARGET, arch_of
 from tilecat.kernels.gemm import matmul
 from tilecat.model.l2 import Problem, traffic
+from tilecat.model.rates import H200
 
 COUNTER = "dram__bytes_read.sum"
 TILES = {"tile_m": 128, "tile_n": 256, "tile_k": 64}
-SMS = 132  # H200
 ORDERS = {
     "row": lambda rows, cols, _: tc.row_major(rows, cols),
     "column": lambda rows, cols, _: tc.column_major(rows, cols),
@@ -49,8 +48,7 @@ def predicted(m: int, n: int, k: int, order: str, group: int) -> dict[str, int]:
     """The model's bytes: read, and the least there are."""
     problem = Problem(m, n, k, **TILES)
     tasks = ORDERS[order](*problem.blocks, group)
-    room = int(arch_of(DEFAULT_TARGET).limit("l2_bytes"))
-    found = traffic(problem, tasks, ctas=SMS, l2_bytes=room)
+    found = traffic(problem, tasks, ctas=H200.sms, l2_bytes=H200.l2_bytes)
     return {"predicted_bytes": found.read_bytes, "least_bytes": found.least_bytes}
 
 
@@ -60,8 +58,8 @@ def run() -> None:
 
     device = torch.cuda.get_device_properties(0)
     print(f"device: {device.name}, {device.multi_processor_count} SMs, L2 {device.L2_cache_size}")
-    if device.multi_processor_count != SMS:
-        raise SystemExit(f"the model is of {SMS} SMs, here are {device.multi_processor_count}")
+    if device.multi_processor_count != H200.sms:
+        raise SystemExit(f"the model is of {H200.sms} SMs, here are {device.multi_processor_count}")
     shapes: dict[tuple[int, int, int], tuple[Any, Any, Any]] = {}
     for m, n, k, order, group in PAIRS:
         if (m, n, k) not in shapes:

@@ -37,14 +37,14 @@ def log(counts: list[str]) -> str:
 
 def test_second_launches_stand_beside_the_model(benchmark, tmp_path, capsys):
     source, target = tmp_path / "ncu.csv", tmp_path / "l2.json"
-    source.write_text(log(["1", "67,108,864", "2", "12,582,912"]))
+    source.write_text(log(["1", "170,932,736", "2", "12,582,912"]))
     benchmark.report(str(source), str(target))
     found = json.loads(target.read_text())
     assert found["device"] == "NVIDIA H200, 132 SMs, L2 62914560"
     first, second = found["rows"]
-    # A and B fit in the L2: each is read once.
-    assert first["predicted_bytes"] == 2 * 4096 * 4096 * 2
-    assert (first["measured_bytes"], first["ratio"]) == (67108864, 1.0)
+    # What an H200 read: A and B are more than the half of the L2 that is each SM's.
+    assert first["predicted_bytes"] > 2 * first["least_bytes"] == 4 * 4096 * 4096 * 2
+    assert (first["measured_bytes"], first["ratio"]) == (170932736, 1.0)
     assert second["predicted_bytes"] == (2048 + 4096) * 512 * 2
     assert (second["order"], second["ratio"]) == ("snake", 0.5)
     assert len(capsys.readouterr().out.splitlines()) == 2

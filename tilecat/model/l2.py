@@ -8,9 +8,10 @@ Example: 4 x 4 tasks, 4 CTAs. Row by row, a wave needs one block row of A and al
 once, and B once if it stays in the L2, else four times. Two by two (`grouped(4, 4, rows=2)`) a wave
 needs two block rows and two block columns: A and B are read twice at most.
 
-It leaves out that CTAs drift apart, and that the L2 of an H100 and H200 has two halves, each of
-which may keep a copy. The GEMM of 8192^3 in groups of 8 read 1.34 GB on an H200 (ncu,
-dram__bytes_read.sum); the model says 1.49 GB, with the whole L2 and with half of it.
+The L2 of an H200 has two halves, and what both read lies in both: `l2_bytes` is the half of it
+(`rates.H200`). It leaves out that CTAs drift apart: at 16384^3 row by row, an H200 read twice what
+the model says. The GEMM of 8192^3 in groups of 8 read 1.34 GB in one run and 1.49 GB in another
+(ncu, dram__bytes_read.sum, 2026-11); the model says 1.49 GB, of the whole L2 and of half of it.
 """
 
 from __future__ import annotations
