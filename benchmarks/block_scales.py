@@ -20,11 +20,7 @@ from tilecat.testing import do_bench, relative_error
 SHAPES = ((4096, 7168, 16384), (4096, 4096, 7168), (4096, 24576, 1536))
 ROWS = 64  # of the result, from its first and its last, checked against float64
 BLOCK = 128
-WIDE = {"tile_m": 128, "tile_n": 256, "stages": 4, "group": 8, "cluster": 2}
-SQUARE = {"tile_m": 128, "tile_n": 128, "stages": 5, "group": 8, "cluster": 2}
 CONFIGS: tuple[dict[str, Any], ...] = (
-    *({**tile, "pingpong": turns} for tile in (WIDE, SQUARE) for turns in (True, "whole")),
-    {"tile_m": 192, "tile_n": 128, "stages": 4, "group": 8, "pingpong": True},
     {"tile_m": 128, "tile_n": 128, "stages": 5, "group": 8},
     {"tile_m": 128, "tile_n": 128, "stages": 6, "group": 8},
     {"tile_m": 128, "tile_n": 128, "stages": 5, "group": 16},

@@ -211,8 +211,7 @@ def test_scales_of_blocks(batch, m, n, k):
     [
         {"tile_m": 128, "tile_n": 256, "stages": 4},
         {"tile_m": 128, "tile_n": 256, "stages": 3, "cluster": 2},
-        {"tile_m": 192, "tile_n": 128, "stages": 2, "pingpong": True},
-        {"tile_m": 128, "tile_n": 256, "stages": 3, "pingpong": "whole"},
+        {"tile_m": 192, "tile_n": 128, "stages": 2},
         {"tile_m": 64, "tile_n": 64, "stages": 3},
     ],
     ids=str,

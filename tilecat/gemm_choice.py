@@ -74,6 +74,10 @@ TURNED = {"tile_m": 64, "tile_n": 16, "tile_k": 128, "stages": 7, "group": 8}
 
 
 STREAMED_BYTES = 30 << 20  # half of an H200's L2: what is larger finds nothing of itself there
+# Products with scales of blocks on an H200 (benchmarks/results/block_scales.json): what is best of
+# tiles of 256 columns, and how much longer those of fewer take.
+_BESIDE_SCALES = {WIDEST: {"stages": 3, "cluster": 2}}
+NARROW = 1.13
 GAIN = 0.95  # of the time without parts: what parts have to win
 
 
@@ -178,6 +182,8 @@ def _modelled(problem: Problem) -> dict[str, int]:
         and not (turns and (problem.block > 1 or problem.grouped))
     ]  # fmt: skip
     fitting = [params for params in fitting if held(params) <= problem.sums]
+    if problem.block > 1 and not problem.grouped:
+        fitting = [{**params, **_BESIDE_SCALES.get(params["tile_n"], {})} for params in fitting]
     best = min(fitting, key=lambda params: _tensor_cycles(params, problem))
     if not problem.splits:
         return best
@@ -190,7 +196,8 @@ def _modelled(problem: Problem) -> dict[str, int]:
 
 def _tensor_cycles(params: dict[str, int], problem: Problem) -> float:
     rows = problem.m * problem.planes
-    return cycles(params, rows, problem.n, problem.depth, problem.sms)
+    narrow = NARROW if problem.block > 1 and params["tile_n"] < WIDEST else 1.0
+    return narrow * cycles(params, rows, problem.n, problem.depth, problem.sms)
 
 
 def _cycles(params: dict[str, int], problem: Problem) -> float:

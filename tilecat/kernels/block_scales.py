@@ -2,8 +2,8 @@
 
 The tensor cores sum FP8 products of one step, of which they keep about 14 bits; so each step's sums
 are a tile of their own, `part`, and are added to those of the task by the FP32 cores. Meanwhile the
-tensor cores are free for the other consumer, whose products may lie there; nothing but `turns`
-makes them:
+tensor cores are free for the other consumer, whose products may lie there; nothing makes them (to
+take turns was slower on an H200 in most of what benchmarks/results/block_scales.json has):
 
     consumer 0   mma to part | wait, acc += scale part | mma to part           | wait, acc += ...
     consumer 1               | mma to part             | wait, acc += scale part | mma to part
@@ -78,13 +78,8 @@ class BlockScales:
             block = (task.col * self.tile_n + col) >> (BLOCK.bit_length() - 1)
             tc.load_async(self.cols.at(i), self.of_b.at(*lead, k, block))
 
-    def add_steps(self, pipe: Any, acc: Any, a: Any, b: Any, turns: Any) -> None:
-        """`acc = sum over steps of scale_a scale_b (A @ B of the step)`: the consumers' steps.
-
-        Args:
-            pipe, acc, a, b: of the kernel.
-            turns: whether consumers take turns to issue products; "whole": to have them done.
-        """
+    def add_steps(self, pipe: Any, acc: Any, a: Any, b: Any) -> None:
+        """`acc = sum over steps of scale_a scale_b (A @ B of the step)`: the consumers' steps."""
         wide = min(self.tile_n, BLOCK)
         tc.require(a.kind.cols == BLOCK and self.tile_n % wide == 0 and BLOCK % wide == 0,
                    f"matmul: a step is one block of {BLOCK}, and a tile one, half of one or "
@@ -99,11 +94,7 @@ class BlockScales:
                 tile, scales = b.tile, []
                 for i, col in enumerate(self.blocks):
                     place = slice(col, col + wide)
-                    with pipe.turn():
-                        tc.mma_AB(part, a[pipe.consumer], tile[:, place], accumulate=False)
-                        if turns == "whole":
-                            scales = scales or self._factors(pipe, a.count)
-                            tc.mma_wait()
+                    tc.mma_AB(part, a[pipe.consumer], tile[:, place], accumulate=False)
                     scales = scales or self._factors(pipe, a.count)
                     tc.mma_wait()
                     if col == self.blocks[-1]:

@@ -130,17 +130,16 @@ def matmul(A: gl[TA, ..., "M", "K"], B: gl[TB, ..., "K", "N"], C: inout[TC, ...,
         order: of tiles: grouped, snake (`group` block rows), row, column; or what makes a schedule.
         epilogue: steps; with `second`, the first takes both tiles.
         split_k: parts of K; stream_k: of tiles of the last wave. persistent: or one task a CTA.
-        pingpong: two consumers take tiles in turn; see `BlockScales` too. cache: L2 priorities.
+        pingpong: two consumers take tiles in turn. cache: L2 priorities of A, B and C.
     """
     n, tile_k = tile_m // 64, tile_k or STEP_BYTES // A.dtype.nbytes
-    turns, pingpong = (pingpong, False) if block_scales else (False, pingpong)
     tasks, shared, args = tasks_of(A, B, C, args, tile_m=tile_m, tile_n=tile_n, tile_k=tile_k,
                                    group=group, cluster=cluster, groups=groups, order=order,
                                    split_k=split_k, stream_k=stream_k, pingpong=pingpong,
                                    block_scales=block_scales, one=persistent and not second)
     pipe = tc.lcf(consumers=2 if pingpong else n, stages=stages, tasks=tasks,
                   steps=tc.cdiv(A.cols, tile_k), cluster=tasks.cluster, persistent=persistent,
-                  pingpong="tasks" if pingpong else bool(turns))  # fmt: skip
+                  pingpong="tasks" if pingpong else False)  # fmt: skip
     more, *args = args if second else (None, *args)
     a = pipe.input(st[multiplied_as(A), 64, tile_k, order_of(A, "row")], count=n)
     b = pipe.input(st[multiplied_as(B), tile_k, tile_n, order_of(B, "col")])
@@ -161,7 +160,7 @@ def matmul(A: gl[TA, ..., "M", "K"], B: gl[TB, ..., "K", "N"], C: inout[TC, ...,
         load_cols(((b, B), (b2, more))[: 1 + second], C, task, k, groups, scales, cache[1])
 
     if scales:
-        scales.add_steps(pipe, tiles[0][0], a, b, turns)
+        scales.add_steps(pipe, tiles[0][0], a, b)
     else:
 
         @pipe.compute
