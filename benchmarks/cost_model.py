@@ -4,7 +4,7 @@
     python benchmarks/cost_model.py --write            # puts it into docs/cost-model.md
     python benchmarks/cost_model.py --trace OUT.json   # the timeline of 4096^3, for Perfetto
 
-Times are those of the tables depth, order and gemm (NN) of benchmarks/results/h200.json.
+Times are those of the tables depth, order and gemm of benchmarks/results/h200.json.
 """
 
 import json
@@ -22,30 +22,31 @@ RESULTS = ROOT / "benchmarks" / "results" / "h200.json"
 PAGE = ROOT / "docs" / "cost-model.md"
 MARKS = "<!-- replay -->\n", "<!-- end -->\n"
 BIG = (128, 256, 64)
-# Shape -> tiles, stages, group: what tc.matmul took when the table was measured (the winners of
-# commit dfbf425). Left out: M = 1 and 16, products of another kernel shape (A and B change places).
+# Shape -> tiles, stages, group, of NN and of NT: what tc.matmul took when the table was measured
+# (the winners of commit dfbf425). Left out: M = 1 and 16, products of another kernel shape (A and B change places).
+LAYOUTS = "NN", "NT"
 MEASURED = {
-    "1024^3": (64, 128, 64, 7, 4),
-    "2048^3": (128, 128, 64, 6, 8),
-    "3072^3": (192, 128, 64, 4, 4),
-    "4096^3": (128, 256, 64, 4, 16),
-    "4352^3": (128, 192, 64, 4, 16),
-    "6144^3": (128, 256, 64, 4, 16),
-    "8192^3": (128, 192, 64, 4, 16),
-    "12288^3": (128, 256, 64, 4, 8),
-    "16384^3": (128, 192, 64, 4, 8),
-    "4096x4096x64": (128, 128, 64, 6, 8),
-    "4096x4096x128": (128, 128, 64, 6, 8),
-    "4096x4096x256": (128, 128, 64, 6, 8),
-    "8192x8192x512": (192, 128, 64, 4, 4),
-    "8192x1024x8192": (128, 256, 64, 4, 16),
-    "8448x8448x4096": (128, 192, 64, 4, 16),
-    "1000x1016x520": (64, 128, 64, 7, 16),
-    "64x8192x8192": (64, 64, 128, 6, 4),
-    "128x8192x8192": (64, 128, 64, 8, 4),
+    "1024^3": ((64, 128, 64, 7, 4), (64, 128, 64, 8, 4)),
+    "2048^3": ((128, 128, 64, 6, 8), (128, 128, 64, 6, 8)),
+    "3072^3": ((192, 128, 64, 4, 4), (128, 192, 64, 4, 16)),
+    "4096^3": ((128, 256, 64, 4, 16), (128, 256, 64, 4, 16)),
+    "4352^3": ((128, 192, 64, 4, 16), (128, 192, 64, 4, 16)),
+    "6144^3": ((128, 256, 64, 4, 16), (128, 192, 64, 4, 16)),
+    "8192^3": ((128, 192, 64, 4, 16), (128, 192, 64, 4, 16)),
+    "12288^3": ((128, 256, 64, 4, 8), (192, 128, 64, 4, 4)),
+    "16384^3": ((128, 192, 64, 4, 8), (128, 192, 64, 4, 4)),
+    "4096x4096x64": ((128, 128, 64, 6, 8), (128, 128, 64, 6, 8)),
+    "4096x4096x128": ((128, 128, 64, 6, 8), (128, 128, 64, 6, 8)),
+    "4096x4096x256": ((128, 128, 64, 6, 8), (128, 128, 64, 6, 8)),
+    "8192x8192x512": ((192, 128, 64, 4, 4), (192, 128, 64, 4, 4)),
+    "8192x1024x8192": ((128, 256, 64, 4, 16), (128, 256, 64, 4, 16)),
+    "8448x8448x4096": ((128, 192, 64, 4, 16), (192, 128, 64, 4, 8)),
+    "1000x1016x520": ((64, 128, 64, 7, 16), (64, 128, 64, 7, 16)),
+    "64x8192x8192": ((64, 64, 128, 6, 4), (64, 64, 128, 6, 4)),
+    "128x8192x8192": ((64, 128, 64, 8, 4), (64, 128, 64, 8, 4)),
 }
 # Rows that rates were read off; all others are predictions.
-CALIBRATION = {"stages 1", "stages 2", "1024^3", "4096x4096x64"}
+CALIBRATION = {"stages 1", "stages 2", "1024^3 NN", "4096x4096x64 NN"}
 
 
 def rows() -> list[dict[str, Any]]:
@@ -60,8 +61,8 @@ def rows() -> list[dict[str, Any]]:
             some = [(f"stages {s}", (*BIG, s, 8)) for s in (1, 2, 3, 4)]
         elif row["table"] == "order":
             some = [("row-major", (*BIG, 4, 1)), ("groups of 8", (*BIG, 4, 8))]
-        elif row["table"] == "gemm" and row["layout"] == "NN" and row["shape"] in MEASURED:
-            some = [(row["shape"], MEASURED[row["shape"]])]
+        elif row["shape"] in MEASURED:
+            some = [(row["label"], MEASURED[row["shape"]][LAYOUTS.index(row["layout"])])]
         else:
             continue
         for name, config in some:
@@ -92,7 +93,8 @@ def table() -> str:
         found = replayed(row)
         off = found.seconds * 1e6 / row["measured_us"] - 1
         used = row["name"] in CALIBRATION
-        errors.setdefault("calibration" if used else row["table"], []).append(abs(off))
+        layout = row["name"][-3:] if row["table"] == "gemm" else ""
+        errors.setdefault("calibration" if used else row["table"] + layout, []).append(abs(off))
         *tile, stages, _ = row["config"]
         lines.append(
             f"| {row['table']} | {row['name']}{' (calibration)' if used else ''} "
