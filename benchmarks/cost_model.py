@@ -23,7 +23,7 @@ PAGE = ROOT / "docs" / "cost-model.md"
 MARKS = "<!-- replay -->\n", "<!-- end -->\n"
 BIG = (128, 256, 64)
 # Shape -> tiles, stages, group, of NN and of NT: what tc.matmul took when the table was measured
-# (the winners of commit dfbf425). Left out: M = 1 and 16, products of another kernel shape (A and B change places).
+# (the winners of commit dfbf425). Left out: M = 1 and 16, where A and B change places.
 LAYOUTS = "NN", "NT"
 MEASURED = {
     "1024^3": ((64, 128, 64, 7, 4), (64, 128, 64, 8, 4)),
