@@ -130,7 +130,7 @@ def by_hand(case: TensorCase) -> KernelFunction:
     @tc.kernel
     def product(
         A: gl[stored.get(ta.name, ta), "P", "Q"], B: gl[stored.get(tb.name, tb), "R", "S"],
-        C: gl[sums, "M", "N"],
+        C: gl[sums, ROWS, case.n],
     ):  # fmt: skip
         a, b = tc.shared(a_kind), tc.shared(b_kind)
         acc = tc.tmem(tt[sums, ROWS, case.n])
