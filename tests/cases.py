@@ -211,7 +211,7 @@ MATMUL_CASES = (
     _matmul(256, 256, 192, config="128x256, depth 1"),
     _matmul(256, 256, 192, config="128x256, depth 2"),
     _matmul(640, 256, 64, params=(("group", 1),)),
-    _matmul(520, 300, 200, config="128x256, cluster of 2"),
+    _matmul(264, 300, 200, config="128x256, cluster of 2"),
     _matmul(130, 264, 72, layouts="col col", dtype="f16", config="128x256, cluster of 2"),
 )
 # Extents: B, H, Hkv, Lq, Lk, D.
