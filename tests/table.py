@@ -299,9 +299,14 @@ def kernel_of(case: Case) -> tc.KernelFunction:
 
 
 def run(case: Case, arrays: SimpleNamespace, call: Callable[..., None]) -> np.ndarray:
-    """The result, by `call(kernel, *arguments)`; the output starts poisoned."""
-    out = np.full(case.shape, 77, case.out.numpy)
-    call(kernel_of(case), arrays.X, arrays.Y, arrays.R, arrays.C, out, N, S)
+    """The result, by `call(kernel, *arguments)`; the output starts poisoned.
+
+    Arrays lie in the order of the tiles, so that these move in runs, and the text is the op's.
+    """
+    order = "C" if case.order == "row" else "F"
+    x, y = (np.asarray(a, order=order) for a in (arrays.X, arrays.Y))
+    out = np.full(case.shape, 77, case.out.numpy, order)
+    call(kernel_of(case), x, y, arrays.R, arrays.C, out, N, S)
     return out
 
 
