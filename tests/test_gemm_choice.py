@@ -42,6 +42,12 @@ def test_a_measured_problem_takes_its_winner_and_nothing_else_does():
     assert gemm_choice.choose(replace(problem, widest=128))["tile_n"] <= 128
 
 
+def test_tiles_of_groups_have_a_power_of_2_of_rows():
+    for m in range(64, 4000, 64):
+        problem = replace(PROBLEM, m=m, n=m, grouped=True, plain=True)
+        assert gemm_choice.choose(problem)["tile_m"] in (64, 128)
+
+
 def test_tiles_are_whole_blocks_of_scales_or_parts_of_one():
     for n in range(64, 2000, 64):
         problem = replace(PROBLEM, m=4096, n=n, dtype="e4m3", block=128)

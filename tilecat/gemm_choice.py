@@ -176,8 +176,9 @@ def _modelled(problem: Problem) -> dict[str, int]:
         {"tile_m": tile_m, "tile_n": tile_n, "stages": stages,
          "group": 16 if problem.m <= 32 * tile_m else 8, **({"pingpong": 1} if turns else {})}
         for tile_m, tile_n, stages, turns in TILES
-        # Three consumers have registers for their sums, and for little that an epilogue takes.
-        if tile_n <= problem.widest and (problem.plain or tile_m <= 128)
+        # Three consumers have registers for their sums, and for little that an epilogue takes;
+        # groups' tiles have a power of 2 of rows (`plan_groups`).
+        if tile_n <= problem.widest and (problem.plain and not problem.grouped or tile_m <= 128)
         and (tile_n % problem.block == 0 or problem.block % tile_n == 0)
         and not (turns and (problem.block > 1 or problem.grouped))
     ]  # fmt: skip
