@@ -260,6 +260,13 @@ def test_emit_rejects_unknown_stages_targets_and_parameters():
     assert "NAME=VALUE" in call("emit", "matmul", "-p", "tile_m", code=2)
 
 
+def test_true_and_false_are_no_words():
+    words = ("emit", "matmul", "-p", "tile_m=64,tile_n=64,stages=2", "-p")
+    assert "pingpong=False" in call(*words, "pingpong=false")
+    assert "persistent=False" in call(*words, "persistent=False")
+    assert "pingpong=True" in call(*words, "pingpong=true")
+
+
 def test_sim_compares_with_the_reference():
     out = call("sim", "matmul", "--shape", "M=70,N=90,K=40", "--dtype", "f16", "--seeds", "2", "-v")
     assert out.count("right: relative error") == 2 and "1-way" in out

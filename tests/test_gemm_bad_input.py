@@ -17,6 +17,7 @@ from failures import fails
 
 import tilecat as tc
 from tilecat import DTypeError, LayoutError
+from tilecat.kernels.gemm import matmul as kernel
 
 BF16 = ml_dtypes.bfloat16
 E4M3 = ml_dtypes.float8_e4m3fn
@@ -204,6 +205,45 @@ def test_factors_are_no_f64_arrays():
         DTypeError,
         "matmul: scale_a is a number or an f32 array, got one of float64",
         at="tc.matmul(",
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"), [("alpha", "factor of scale"), ("beta", "beta of add_out")], ids=str
+)
+def test_factors_fit_f32(name: str, shown: str):
+    fails(
+        lambda: tc.matmul(A, B, np.zeros_like(A), **{name: 1e300}),
+        DTypeError,
+        f"launch: {shown} must fit f32, got 1e+300 (float)",
+        at="tc.matmul(",
+    )
+
+
+@pytest.mark.parametrize(
+    ("params", "shown"),
+    [
+        ({"second": True}, "come with 1 arguments behind C here, got 0"),
+        ({"groups": True}, "come with 2 arguments behind C here, got 0"),
+        ({"block_scales": True}, "come with 2 arguments behind C here, got 0"),
+        ({"epilogue": "gelu"}, "matmul: the kernel's epilogue is a tuple of steps, got epilogue="),
+        ({"tile_m": None}, "matmul: tile_m is a multiple of 64, got tile_m=None"),
+        ({"cache": None}, "matmul: cache has a priority of A, B and C each, got cache=None"),
+    ],
+    ids=str,
+)
+def test_the_kernel_itself_says_what_it_takes(params: dict[str, Any], shown: str):
+    with pytest.raises(LayoutError) as found:
+        kernel(A, B, np.zeros_like(A), **params)
+    assert shown in found.value.message
+
+
+def test_there_is_a_group_at_least():
+    fails(
+        lambda: tc.grouped_matmul(A[:0], EXPERTS[:0], ends=ENDS[:0]),
+        LayoutError,
+        "grouped_matmul: b has a group at least, got shape (0, 64, 64)",
+        at="tc.grouped_matmul(",
     )
 
 

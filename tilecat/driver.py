@@ -430,10 +430,17 @@ def _check_count(who: str, name: str, value: Any, low: int) -> None:
 
 
 def debug_waits() -> int:
-    """Looks at a barrier before a wait gives up, from TILECAT_DEBUG_WAITS; 0: it never does."""
-    text = os.environ.get("TILECAT_DEBUG_WAITS", "").strip()
-    if not text.isdigit():
-        return 0
+    """Looks at a barrier before a wait gives up, from TILECAT_DEBUG_WAITS; 0: it never does.
+
+    Raises:
+        ResourceError: the variable is no number of looks.
+    """
+    text = os.environ.get("TILECAT_DEBUG_WAITS", "").strip() or "0"
+    if not text.isdecimal():
+        raise ResourceError(
+            f"waits: TILECAT_DEBUG_WAITS is a number of looks at a barrier, got {text!r}",
+            hint=f"TILECAT_DEBUG_WAITS=1 allows {DEBUG_WAITS:,}; 0 turns it off",
+        )
     return DEBUG_WAITS if int(text) == 1 else int(text)
 
 

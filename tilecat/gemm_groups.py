@@ -42,7 +42,11 @@ class Groups:
         rows, groups = view(self.rows), right.shape[0]
         if rows.dtype != "s32":
             raise DTypeError(f"grouped_matmul: {name} is s32, got {rows.dtype}")
-        fits = tuple(rows.shape) == (groups,) and groups > 0
+        if groups == 0:
+            raise LayoutError(
+                f"grouped_matmul: b has a group at least, got shape {tuple(right.shape)}"
+            )
+        fits = tuple(rows.shape) == (groups,)
         if not fits or not self.ends and left.shape[0] != groups:
             raise LayoutError(
                 f"grouped_matmul: {name} has one element a group, as b (and a) have groups, got "

@@ -7,7 +7,7 @@ import pytest
 
 import tilecat as tc
 from tilecat import bf16, f32, gl, rt, rv, s32, st, sv
-from tilecat.errors import SyncError
+from tilecat.errors import ResourceError, SyncError
 
 X = np.arange(64 * 32, dtype=np.float32).reshape(64, 32)
 
@@ -115,3 +115,16 @@ def test_limited_wait_names_the_barrier(monkeypatch: pytest.MonkeyPatch):
     assert any("waited in vain for mbarrier ready[1], got CTA 0" in m for m in messages), messages
     monkeypatch.delenv("TILECAT_DEBUG_WAITS")
     assert "trap;" not in tc.kernel(hangs).compile().ptx
+
+
+@pytest.mark.parametrize("text", ["yes", "-1", "1.5"])
+def test_looks_at_a_barrier_are_a_number(monkeypatch: pytest.MonkeyPatch, text: str):
+    monkeypatch.setenv("TILECAT_DEBUG_WAITS", text)
+    with pytest.raises(ResourceError, match="TILECAT_DEBUG_WAITS is a number of looks") as found:
+        tc.kernel(lone).compile()
+    assert text in found.value.message
+
+
+def lone(A: gl[f32, "M", "N"]):
+    with tc.warpgroup():
+        tc.store(A[0, 0], tc.zeros(rt[f32, 64, 64]))

@@ -97,7 +97,7 @@ def test_scalars_that_are_equal_but_differ_are_not_confused(cuda):
 
 def test_scalars_out_of_range_are_refused(cuda):
     module = replace(scale(), params=(PointerParam("x", 0), ScalarParam("n", 1, "s32")))
-    with pytest.raises(DTypeError, match="parameter n must fit s32, got 2147483648"):
+    with pytest.raises(DTypeError, match="launch: n must fit s32, got 2147483648"):
         launch.Launcher(module, b"cubin")([tensor((4,), (1,)), 1 << 31])
 
 

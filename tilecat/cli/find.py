@@ -20,6 +20,7 @@ from ..language.kernel import complete_params
 
 TARGETS = tuple(arch.target for arch in ARCHS)
 DTYPES = ("bf16", "f16")
+WORDS = {"true": True, "false": False}
 
 
 def spec_of(name: str) -> KernelSpec:
@@ -76,6 +77,8 @@ def kernel_of(name: str) -> tuple[KernelFunction, KernelSpec | None]:
 def assignments(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict:
     """`tile_m=128`, `M=512,N=512` as a dictionary; values as Python literals, else words.
 
+    `true` and `false` are True and False: as words, both would be true.
+
     Raises:
         click.BadParameter: not NAME=VALUE.
     """
@@ -87,7 +90,7 @@ def assignments(ctx: click.Context, param: click.Parameter, values: tuple[str, .
         try:
             found[key] = ast.literal_eval(value)
         except (ValueError, SyntaxError):
-            found[key] = value
+            found[key] = WORDS.get(value.lower(), value)
     return found
 
 

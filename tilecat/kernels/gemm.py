@@ -9,7 +9,7 @@ from tilecat import DTypeVar, bf16, e4m3, e5m2, f16, f32, gl, inout, s8, s32, st
 
 from . import epilogues
 from .block_scales import BlockScales
-from .epilogues import plane
+from .epilogues import Step, plane
 from .groups import in_groups
 from .split import slots_of, whole_product
 
@@ -42,11 +42,26 @@ def order_of(tensor, k_last):
     return k_last
 
 
+def require_params(args, epilogue, tile_m, cache, needs):
+    """Rules of parameters; and of further arguments, `needs` besides those of the epilogue."""
+    tc.require(isinstance(tile_m, int) and tile_m > 0 and tile_m % 64 == 0,
+               f"matmul: tile_m is a multiple of 64, got {tile_m=}")  # fmt: skip
+    tc.require(isinstance(cache, tuple) and len(cache) == 3,
+               f"matmul: cache has a priority of A, B and C each, got {cache=}",
+               hint='cache=("evict_first", "", "")')  # fmt: skip
+    tc.require(isinstance(epilogue, tuple) and all(isinstance(x, Step) for x in epilogue),
+               f"matmul: the kernel's epilogue is a tuple of steps, got {epilogue=}",
+               hint="tc.matmul(a, b, epilogue=tc.epilogues.gelu) makes them")  # fmt: skip
+    needs += sum(step.count for step in epilogue)
+    tc.require(len(args) >= needs,
+               "matmul: groups, a second B, scales of blocks and steps of an epilogue come with "
+               f"{needs} arguments behind C here, got {len(args)}",
+               hint="tc.matmul and tc.grouped_matmul bring them")  # fmt: skip
+
+
 def tasks_of(A, B, C, args, *, tile_m, tile_n, tile_k, group, cluster, groups, order, split_k,
              stream_k, pingpong, block_scales, one):  # fmt: skip
     """The order of tiles, what parts of K share, and the arguments that are left."""
-    tc.require(tile_m > 0 and tile_m % 64 == 0,
-               f"matmul: tile_m is a multiple of 64, got {tile_m=}")  # fmt: skip
     one = one and not (groups or pingpong or block_scales)
     tc.require(split_k == stream_k == 1 or one,
                "matmul: one plain product, on a persistent grid, has its K split, got "
@@ -132,6 +147,7 @@ def matmul(A: gl[TA, ..., "M", "K"], B: gl[TB, ..., "K", "N"], C: inout[TC, ...,
         split_k: parts of K; stream_k: of tiles of the last wave. persistent: or one task a CTA.
         pingpong: two consumers take tiles in turn. cache: L2 priorities of A, B and C.
     """
+    require_params(args, epilogue, tile_m, cache, 2 * groups + second + 2 * block_scales)
     n, tile_k = tile_m // 64, tile_k or STEP_BYTES // A.dtype.nbytes
     tasks, shared, args = tasks_of(A, B, C, args, tile_m=tile_m, tile_n=tile_n, tile_k=tile_k,
                                    group=group, cluster=cluster, groups=groups, order=order,

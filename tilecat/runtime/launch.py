@@ -461,7 +461,8 @@ def _number(name: str, dtype: str, code: str, value: Any) -> bytes:
         return struct.pack(code, value)
     except (struct.error, OverflowError) as error:
         raise DTypeError(
-            f"launch: parameter {name} must fit {dtype}, got {value!r} ({type(value).__name__})"
+            f"launch: {name.removeprefix('arg_')} must fit {dtype}, got {value!r} "
+            f"({type(value).__name__})"
         ) from error
 
 

@@ -116,7 +116,7 @@ def argument(param: Param, args: Sequence[Any], buffer: np.ndarray) -> Any:
 def _float(param: ScalarParam, value: Any) -> float:
     if abs(value) > _F32_MAX and abs(value) != math.inf:
         raise DTypeError(
-            f"launch: parameter {param.name} must fit {param.dtype}, got {value!r} "
+            f"launch: {param.name.removeprefix('arg_')} must fit {param.dtype}, got {value!r} "
             f"({type(value).__name__})"
         )
     return float(value)
