@@ -62,7 +62,7 @@ def test_the_last_wave_is_shared_the_same_each_time(shape, parts, cluster):
 
 
 # Few tiles, a wave and one, one row; all of them are split by themselves.
-SHAPES = [(512, 512, 16384), (128 * 19, 256 * 7, 4096), (3, 512, 16384)]
+SHAPES = [(512, 512, 16384), (128 * 9, 256 * 5, 8192), (3, 512, 16384)]
 
 
 def operands(m, n, k):
