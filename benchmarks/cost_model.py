@@ -22,47 +22,39 @@ RESULTS = ROOT / "benchmarks" / "results" / "h200.json"
 PAGE = ROOT / "docs" / "cost-model.md"
 MARKS = "<!-- replay -->\n", "<!-- end -->\n"
 BIG = (128, 256, 64)
-# Shape -> tiles, stages, group, of NN and of NT: what tc.matmul took when the table was measured
-# (the winners of commit dfbf425). Left out: M = 1 and 16, where A and B change places.
-LAYOUTS = "NN", "NT"
-MEASURED = {
-    "1024^3": ((64, 128, 64, 7, 4), (64, 128, 64, 8, 4)),
-    "2048^3": ((128, 128, 64, 6, 8), (128, 128, 64, 6, 8)),
-    "3072^3": ((192, 128, 64, 4, 4), (128, 192, 64, 4, 16)),
-    "4096^3": ((128, 256, 64, 4, 16), (128, 256, 64, 4, 16)),
-    "4352^3": ((128, 192, 64, 4, 16), (128, 192, 64, 4, 16)),
-    "6144^3": ((128, 256, 64, 4, 16), (128, 192, 64, 4, 16)),
-    "8192^3": ((128, 192, 64, 4, 16), (128, 192, 64, 4, 16)),
-    "12288^3": ((128, 256, 64, 4, 8), (192, 128, 64, 4, 4)),
-    "16384^3": ((128, 192, 64, 4, 8), (128, 192, 64, 4, 4)),
-    "4096x4096x64": ((128, 128, 64, 6, 8), (128, 128, 64, 6, 8)),
-    "4096x4096x128": ((128, 128, 64, 6, 8), (128, 128, 64, 6, 8)),
-    "4096x4096x256": ((128, 128, 64, 6, 8), (128, 128, 64, 6, 8)),
-    "8192x8192x512": ((192, 128, 64, 4, 4), (192, 128, 64, 4, 4)),
-    "8192x1024x8192": ((128, 256, 64, 4, 16), (128, 256, 64, 4, 16)),
-    "8448x8448x4096": ((128, 192, 64, 4, 16), (192, 128, 64, 4, 8)),
-    "1000x1016x520": ((64, 128, 64, 7, 16), (64, 128, 64, 7, 16)),
-    "64x8192x8192": ((64, 64, 128, 6, 4), (64, 64, 128, 6, 4)),
-    "128x8192x8192": ((64, 128, 64, 8, 4), (64, 128, 64, 8, 4)),
-}
+# What tc.matmul takes for the problems of the table: the winners that are shipped. Left out: M = 1
+# and 16, where A and B change places, and what shares K.
+WINNERS = ROOT / "tilecat" / "kernels" / "tuned" / "matmul-h200.json"
+NAMES = "tile_m", "tile_n", "tile_k", "stages", "group"
 # Rows that rates were read off; all others are predictions.
 CALIBRATION = {"stages 1", "stages 2", "1024^3 NN", "4096x4096x64 NN"}
 
 
+def winners() -> dict[Any, tuple[int, ...]]:
+    """Tiles, stages, group and whether consumers take turns, by layout and extents."""
+    found = {}
+    for row in json.loads(WINNERS.read_text(encoding="utf-8"))["problems"]:
+        params, extents = row["params"], tuple(row["extents"][axis] for axis in "MNK")
+        if extents[0] > 16 and not {"split_k", "stream_k"} & set(params):
+            config = (*(params[name] for name in NAMES), params.get("pingpong", 0))
+            found[row["layout"], extents] = config
+    return found
+
+
 def rows() -> list[dict[str, Any]]:
     """Name, extents, configuration and measured microseconds of every row."""
-    found = []
+    found, chosen = [], winners()
     for row in json.loads(RESULTS.read_text(encoding="utf-8"))["rows"]:
-        if row["table"] not in ("depth", "order", "gemm"):
+        if row["table"] not in ("depth", "order", "gemm") or set(row["extents"]) != set("MNK"):
             continue
         m, n, k = (row["extents"][axis] for axis in "MNK")
         times = {name: time["median"] for name, time in row["times_us"].items()}
         if row["table"] == "depth":
-            some = [(f"stages {s}", (*BIG, s, 8)) for s in (1, 2, 3, 4)]
+            some = [(f"stages {s}", (*BIG, s, 8, 0)) for s in (1, 2, 3, 4)]
         elif row["table"] == "order":
-            some = [("row-major", (*BIG, 4, 1)), ("groups of 8", (*BIG, 4, 8))]
-        elif row["shape"] in MEASURED:
-            some = [(row["label"], MEASURED[row["shape"]][LAYOUTS.index(row["layout"])])]
+            some = [("row-major", (*BIG, 4, 1, 0)), ("groups of 8", (*BIG, 4, 8, 0))]
+        elif (row["layout"], (m, n, k)) in chosen:
+            some = [(row["label"], chosen[row["layout"], (m, n, k)])]
         else:
             continue
         for name, config in some:
@@ -74,9 +66,9 @@ def rows() -> list[dict[str, Any]]:
 
 def replayed(row: dict[str, Any]) -> Prediction:
     """The prediction of a row."""
-    tile_m, tile_n, tile_k, stages, group = row["config"]
+    tile_m, tile_n, tile_k, stages, group, turns = row["config"]
     problem = Problem(*row["extents"], tile_m, tile_n, tile_k)
-    return predict(problem, Config(stages=stages, group=group), H200)
+    return predict(problem, Config(stages=stages, group=group, pingpong=bool(turns)), H200)
 
 
 def error(row: dict[str, Any]) -> float:
@@ -95,10 +87,10 @@ def table() -> str:
         used = row["name"] in CALIBRATION
         layout = row["name"][-3:] if row["table"] == "gemm" else ""
         errors.setdefault("calibration" if used else row["table"] + layout, []).append(abs(off))
-        *tile, stages, _ = row["config"]
+        *tile, stages, _, turns = row["config"]
         lines.append(
             f"| {row['table']} | {row['name']}{' (calibration)' if used else ''} "
-            f"| {'x'.join(map(str, tile))}, {stages} | {row['measured_us']:.4g} "
+            f"| {'x'.join(map(str, tile))}, {stages}{' in turn' * turns} | {row['measured_us']:.4g} "
             f"| {found.seconds * 1e6:.4g} | {off:+.1%} | {found.clock_hz / 1e9:.2f} |"
         )
     lines.append("")
