@@ -90,7 +90,8 @@ def table() -> str:
         *tile, stages, _, turns = row["config"]
         lines.append(
             f"| {row['table']} | {row['name']}{' (calibration)' if used else ''} "
-            f"| {'x'.join(map(str, tile))}, {stages}{' in turn' * turns} | {row['measured_us']:.4g} "
+            f"| {'x'.join(map(str, tile))}, {stages}{' in turn' * turns} "
+            f"| {row['measured_us']:.4g} "
             f"| {found.seconds * 1e6:.4g} | {off:+.1%} | {found.clock_hz / 1e9:.2f} |"
         )
     lines.append("")
