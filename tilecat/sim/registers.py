@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tilecat.sim.core import Machine
 
 _POISON = {"B": 0xBD, "H": 0x7FBD, "R": 0x7FBADBAD, "D": 0x7FF4DEAD00000000, "P": False}
+PAIRS = ("f16x2", "bf16x2")
 _DTYPES = {"B": np.uint8, "H": np.uint16, "R": np.uint32, "D": np.uint64, "P": bool}
 
 
@@ -36,6 +37,8 @@ class Registers:
 
     def __init__(self, sizes: dict[str, int], threads: int):
         self.banks = {b: np.zeros((sizes[b] + 1, threads), _DTYPES[b]) for b in "PBHRD"}
+        # A bank as elements of a type, how many a register has, and which of them count.
+        self._typed: dict[tuple[str, str], tuple[np.ndarray, int, int]] = {}
 
     def reset(self) -> None:
         """Poison every register."""
@@ -46,6 +49,22 @@ class Registers:
         """The register as unsigned bits (or bool) of its own width."""
         return self.banks[reg.bank][reg.row, lo:hi]
 
+    def typed(self, reg: Reg, kind: str, lo: int, hi: int) -> np.ndarray:
+        """The register as elements of a type: its low ones, if it is wider."""
+        found = self._typed.get((reg.bank, kind))
+        if found is None:
+            found = self._typed[reg.bank, kind] = self._as_type(self.banks[reg.bank], kind)
+        array, many, step = found
+        if many == 1:
+            return array[reg.row, lo:hi]
+        return array[reg.row, many * lo : many * hi : step]
+
+    @staticmethod
+    def _as_type(bank: np.ndarray, kind: str) -> tuple[np.ndarray, int, int]:
+        dtype = NUMPY[kind]
+        many = bank.dtype.itemsize // dtype.itemsize
+        return bank.view(dtype), many, max(many // (2 if kind in PAIRS else 1), 1)
+
 
 def constant(item: Instruction | None, operand: Imm, kind: str) -> np.ndarray:
     """An immediate as a one-element array of the type's view. PTX ISA 4.5."""
@@ -54,7 +73,7 @@ def constant(item: Instruction | None, operand: Imm, kind: str) -> np.ndarray:
         return np.array([bool(operand.value)])
     if operand.bits is not None:
         wanted = 4 if operand.bits < 1 << 32 and dtype.itemsize == 4 else 8
-        if dtype.itemsize != wanted or kind in ("f16x2", "bf16x2"):
+        if dtype.itemsize != wanted or kind in PAIRS:
             raise refuse(item, f"constant does not have the size of .{kind}")
         return np.array([operand.bits], f"u{wanted}").view(dtype)
     if isinstance(operand.value, float):
@@ -70,14 +89,7 @@ def constant(item: Instruction | None, operand: Imm, kind: str) -> np.ndarray:
 def view(machine: Machine, item: Instruction | None, operand: object, kind: str, lo: int, hi: int):
     """An operand of threads [lo, hi) as an array of its type; constants have one element."""
     if isinstance(operand, Reg):
-        raw = machine.registers.raw(operand, lo, hi)
-        dtype = NUMPY[kind]
-        if raw.dtype == dtype:
-            return raw
-        typed = raw.view(dtype)
-        halves = 2 if kind in ("f16x2", "bf16x2") else 1
-        step = raw.dtype.itemsize // (dtype.itemsize * halves)
-        return typed[::step] if step > 1 else typed
+        return machine.registers.typed(operand, kind, lo, hi)
     if isinstance(operand, Imm):
         return constant(item, operand, kind)
     if isinstance(operand, Special):
@@ -130,25 +142,25 @@ def _guarded(machine: Machine, item: Instruction, lo: int, hi: int, build) -> li
 
 
 def _sources(machine: Machine, item: Instruction, lo: int, hi: int) -> list:
-    srcs = []
+    srcs, registers = [], machine.registers
     for operand, kind in zip(item.args[1:], item.row.srcs, strict=True):
-        if isinstance(operand, Not):
-            raw = machine.registers.raw(operand.reg, lo, hi)
-            srcs.append(raw)
-            continue
-        array = view(machine, item, operand, kind, lo, hi)
-        if kind in ("f16x2", "bf16x2") and isinstance(operand, Imm):
+        if type(operand) is Reg:
+            srcs.append(registers.typed(operand, kind, lo, hi))
+        elif isinstance(operand, Not):
+            srcs.append(registers.raw(operand.reg, lo, hi))
+        elif kind in PAIRS and isinstance(operand, Imm):
             raise refuse(item, "constants of packed types are not implemented")
-        srcs.append(array)
+        else:
+            srcs.append(view(machine, item, operand, kind, lo, hi))
     return srcs
 
 
 def _with_negation(item: Instruction) -> Callable:
     """`apply`, with predicate operands `!p` negated first."""
-    flags = [isinstance(operand, Not) for operand in item.args[1:]]
-    if not any(flags):
-        return item.row.apply
     apply = item.row.apply
+    if Not not in map(type, item.args):
+        return apply
+    flags = [isinstance(operand, Not) for operand in item.args[1:]]
     return lambda *srcs: apply(*(~s if f else s for s, f in zip(srcs, flags, strict=False)))
 
 
@@ -166,11 +178,10 @@ def _compute(machine: Machine, item: Instruction, lo: int, hi: int) -> list[Call
     apply = _with_negation(item)
 
     def build(target):
-        if row.dst != "pred" and target.dtype.itemsize > NUMPY[row.dst].itemsize * (
-            2 if row.dst in ("f16x2", "bf16x2") else 1
-        ):
+        dtype = NUMPY[row.dst]
+        if row.dst != "pred" and target.itemsize > dtype.itemsize * (1 + (row.dst in PAIRS)):
             return [partial(_extended, target, apply, srcs, row.dst)]
-        typed = target.view(NUMPY[row.dst])
+        typed = target.view(dtype)
         if apply is not row.apply:
             return [lambda: np.copyto(typed, apply(*srcs), casting="unsafe")]
         return [row.bind(typed, srcs)]
