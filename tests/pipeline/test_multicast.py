@@ -124,3 +124,17 @@ def test_multicast_names_whom():
         "load_async: a pipeline's tile goes to every CTA of its cluster or to one, or to those "
         "in its row or column, got multicast='all'"
     )
+
+
+@pytest.mark.parametrize(("shape", "of_a", "of_b", "text"), [
+    ((2, 1), True, None, "multicast=True sends one tile to CTAs of other block rows"),
+    ((2, 1), "col", None, "multicast='col' sends one tile to CTAs of other block rows"),
+    ((1, 2), None, "row", "multicast='row' sends one tile to CTAs of other block columns"),
+    ((2, 2), "row", True, "multicast=True sends one tile to CTAs of other block columns"),
+    ((2, 2), "col", "col", "multicast='col' sends one tile to CTAs of other block rows"),
+])  # fmt: skip
+def test_a_tile_that_each_cta_has_elsewhere_is_not_shared(shape, of_a, of_b, text):
+    """Each CTA would load its share from its own place: rows of several tiles mixed."""
+    with pytest.raises(LayoutError) as caught:
+        product(shape, of_a, of_b).compile()
+    assert text in str(caught.value)

@@ -36,7 +36,7 @@ from ..ops.copies import CopyArrive, CopyAsync, CopyByThreads
 from ..ops.sync import AllocBarriers, Arrive, ArriveExpect, FenceAsync, WaitBarrier
 from ..ops.tma import TmaLoad
 from ..tiles import SharedTileType, SharedVecType
-from .sharing import num_sharers, share_of, sharers
+from .sharing import check_same, num_sharers, share_of, sharers
 
 WARPGROUP_THREADS = 128
 WORD_BITS = 32  # what cp.async copies at least
@@ -284,6 +284,7 @@ class Ring:
         check_meets("load_async", kind, region)
         share = share_of(multicast)
         if region.tma and share.parts > 1:
+            check_same(region.coords, multicast)
             self.shared |= share.among
             op = TmaLoad(
                 tile.value, part_coords(tile, region, share.part, share.parts), region.arg,

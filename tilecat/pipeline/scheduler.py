@@ -14,6 +14,7 @@ from ..errors import LayoutError, ScopeError
 from ..language.clusters import cluster_rank
 from ..language.scalars import binary, cdiv, minimum_of, named, operand_of, select
 from ..ops.scalar import require_s32
+from .sharing import COL, ROW, own
 
 OWN = ("index", "coords")  # what a task has beside its coordinates
 
@@ -227,9 +228,9 @@ def _of_cluster(row: Any, col: Any, high: int, wide: int) -> tuple[tuple[str, An
     """The block of this CTA, where those of a cluster take high x wide of them."""
     rank = cluster_rank() if high * wide > 1 else 0
     if high > 1:
-        row = named(row * high + (rank // wide if wide > 1 else rank), "row")
+        row = own(named(row * high + (rank // wide if wide > 1 else rank), "row"), ROW)
     if wide > 1:
-        col = named(col * wide + (rank % wide if high > 1 else rank), "col")
+        col = own(named(col * wide + (rank % wide if high > 1 else rank), "col"), COL)
     return (("row", row), ("col", col))
 
 

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..builder import current
+from ..errors import LayoutError
+from ..ir import Value
 from ..language.clusters import cluster_rank
-from ..language.scalars import binary
+from ..language.scalars import Scalar, binary
 
 ROW, COL = "row", "col"
 
@@ -55,6 +57,36 @@ def share_of(multicast: bool | str) -> Share:
         return Share(cols, rank % cols, mask, frozenset((ROW,)))
     mask = binary("shl", sum(1 << row * cols for row in range(rows)), rank % cols)
     return Share(rows, rank // cols, mask, frozenset((COL,)))
+
+
+def own(coordinate: Scalar, axis: str) -> Scalar:
+    """Marks a coordinate of which each row ("row") or column ("col") of a cluster has its own."""
+    current().kernel.facts.setdefault("own", {})[coordinate.value] = axis
+    return coordinate
+
+
+def check_same(coords: tuple[Any, ...], multicast: bool | str) -> None:
+    """Refuses to load in shares a tile that lies elsewhere for each of those who share it.
+
+    Raises:
+        LayoutError: one row's tile is to be that of all rows, or one column's that of all columns.
+    """
+    others = {ROW: {COL}, COL: {ROW}, True: {ROW, COL}}[multicast]
+    marked, seen = current().kernel.facts.get("own", {}), set()
+    left = [coord for coord in coords if isinstance(coord, Value)]
+    while left:
+        value = left.pop()
+        if marked.get(value) in others:
+            axis = marked[value]
+            raise LayoutError(
+                f"load_async: {multicast=} sends one tile to CTAs of other block "
+                f"{'rows' if axis == ROW else 'columns'}, got a place that depends on the CTA's "
+                "own",
+                hint=f'multicast="{axis}"',
+            )
+        if value not in seen:
+            seen.add(value)
+            left += value.op.operands() if value.op is not None else ()
 
 
 def num_sharers(among: set[str]) -> int:
