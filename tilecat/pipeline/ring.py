@@ -284,10 +284,11 @@ class Ring:
         check_meets("load_async", kind, region)
         share = share_of(multicast)
         if region.tma and share.parts > 1:
+            coords = part_coords(tile, region, share.part, share.parts)
             check_same(region.coords, multicast)
             self.shared |= share.among
             op = TmaLoad(
-                tile.value, part_coords(tile, region, share.part, share.parts), region.arg,
+                tile.value, coords, region.arg,
                 barriers=self.full.result, index=barrier, axes=region.axes,
                 part=operand_of(share.part), parts=share.parts, ranks=operand_of(share.ranks),
                 cache=cache,
