@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from .tensor_kernel import A_PLACE, B_PLACE, C_PLACE, canonical, descriptor, run, text
-from .test_tensor_mma import close, instruction, random, rows_of
+from .test_tensor_mma import close, instruction, rows_of
 from .texts import clean, kinds
+from .values import random
 
 N = 64
 BITS = instruction("f32", "bf16", "bf16", 128, N)

@@ -6,10 +6,11 @@ import pytest
 from tilecat import sim
 
 from .tensor_kernel import A_PLACE, B_PLACE, C_PLACE, SMEM, canonical, descriptor, text
-from .test_tensor_mma import BITS, close, instruction, packed, random, seen
+from .test_tensor_mma import BITS, close, instruction, packed
 from .test_tensor_scales import SFA, SFB, in_memory, operand, scales
 from .test_tensor_scales import instruction as scaled_instruction
 from .texts import clean, kinds
+from .values import random, seen
 
 MEMORY = 49152
 CLUSTER = "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"

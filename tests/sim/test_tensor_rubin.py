@@ -8,8 +8,9 @@ from tilecat.errors import MachineError
 
 from . import tensor_pair_text as pair
 from .tensor_kernel import A_PLACE, B_PLACE, canonical, descriptor, run, text
-from .test_tensor_mma import close, instruction, random, rows_of
+from .test_tensor_mma import close, instruction, rows_of
 from .texts import clean, kernel, kinds
+from .values import random
 
 RUBIN = {"target": "sm_107a", "version": "9.4"}
 BLACKWELL = {"target": "sm_100a", "version": "8.8"}

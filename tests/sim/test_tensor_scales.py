@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 
 from .tensor_kernel import A_PLACE, B_PLACE, C_PLACE, canonical, descriptor, run, text
-from .test_tensor_mma import CODES, DTYPES, close, packed, random, rows_of
+from .test_tensor_mma import CODES, close, packed, rows_of
 from .texts import clean, kinds
+from .values import DTYPES, random
 
 SFA, SFB, A_COLUMN = 256, 320, 368  # columns of the scales, and of A in tensor memory
 BLACKWELL, RUBIN = ("sm_100a", "8.8"), ("sm_107a", "9.4")

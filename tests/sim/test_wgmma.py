@@ -1,6 +1,5 @@
 """wgmma against float64: every N, type, layout and sign; descriptor and register rules."""
 
-import ml_dtypes
 import numpy as np
 import pytest
 
@@ -8,11 +7,8 @@ from tilecat import sim
 from tilecat.errors import MachineError
 
 from .texts import clean, kernel, kinds, pointers, run
+from .values import DTYPES, random, seen
 
-DTYPES = {
-    "bf16": ml_dtypes.bfloat16, "f16": np.float16, "tf32": np.float32,
-    "e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2, "s8": np.int8, "u8": np.uint8,
-}  # fmt: skip
 A_PLACE, B_PLACE = 0, 8192
 SWIZZLE_CODE = {0: 0, 128: 1, 64: 2, 32: 3}
 
@@ -52,21 +48,6 @@ def canonical(matrix: np.ndarray, k_major: bool, swizzle: int) -> tuple[np.ndarr
 def descriptor(place: int, lbo: int, sbo: int, swizzle: int) -> tuple[int, int]:
     """Low word beside the start address, and high word."""
     return (lbo >> 4) << 16, sbo >> 4 | SWIZZLE_CODE[swizzle] << 30
-
-
-def random(rng, shape, kind: str) -> np.ndarray:
-    """Values that every type holds well."""
-    if kind in ("s8", "u8"):
-        low = 0 if kind == "u8" else -128
-        return rng.integers(low, low + 256, shape).astype(DTYPES[kind])
-    return (rng.standard_normal(shape) * 2).astype(DTYPES[kind])
-
-
-def seen(values: np.ndarray, kind: str) -> np.ndarray:
-    """What the tensor core sees: of tf32 only 10 mantissa bits, the rest is ignored."""
-    if kind == "tf32":
-        values = (values.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
-    return values.astype(np.float64)
 
 
 def multiply(n: int, kinds_: tuple[str, str, str], *, swizzle: int = 128, majors=(True, True),
