@@ -49,6 +49,7 @@ class Case:
         heavy: in the short run at the random schedule only.
         debug: keep the DWARF sections, with paths blotted out.
         aligned: promise that integers divisible by 16 are.
+        target: compute capability times 10: 90, 100, 103 or 107.
     """
 
     name: str
@@ -65,13 +66,19 @@ class Case:
     debug: bool = False
     aligned: bool = True
     options: dict[str, object] = field(default_factory=dict)
+    target: int = 90
+
+    @property
+    def folder(self) -> str:
+        """Where the text is kept."""
+        return f"sm_{self.target}a"
 
 
 def _up(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def _tma(name, dtypes, sizes, tile, *, majors=("K", "K"), kernel="gemm_tma", **options) -> Case:
+def tma(name, dtypes, sizes, tile, *, majors=("K", "K"), kernel="gemm_tma", **options) -> Case:
     """A product through tensor maps; majors: the contiguous axis of A and of B."""
     (a, b, c), (m, n, k), (tile_m, tile_n, tile_k) = dtypes, sizes, tile
     constants = {"BM": tile_m, "BN": tile_n, "BK": tile_k}
@@ -127,30 +134,30 @@ _E5M2_E4M3 = ("fp8e5", "fp8e4nv", "fp32")
 _TF32 = ("fp32", "fp32", "fp32")
 
 TMA = (
-    _tma("gemm_bf16", _BF16, (128, 256, 320), (128, 128, 64)),
-    _tma("gemm_bf16_odd", _BF16, (200, 264, 72), (128, 128, 64), stages=2, aligned=False,
+    tma("gemm_bf16", _BF16, (128, 256, 320), (128, 128, 64)),
+    tma("gemm_bf16_odd", _BF16, (200, 264, 72), (128, 128, 64), stages=2, aligned=False,
          heavy=True),
-    _tma("gemm_f16_64x128", ("fp16", "fp16", "fp32"), (128, 256, 192), (64, 128, 64), stages=4,
+    tma("gemm_f16_64x128", ("fp16", "fp16", "fp32"), (128, 256, 192), (64, 128, 64), stages=4,
          heavy=True),
-    _tma("gemm_bf16_128x256", _BF16, (128, 512, 192), (128, 256, 64), warps=8, slow=True),
-    _tma("gemm_bf16_k32", _BF16, (128, 128, 96), (128, 128, 32)),
-    _tma("gemm_bf16_k16", _BF16, (128, 128, 80), (128, 128, 16)),
-    _tma("gemm_bf16_ta", _BF16_F32, (192, 128, 128), (128, 128, 64), majors=("M", "K"), heavy=True),
-    _tma("gemm_bf16_tb", _BF16_F32, (128, 192, 320), (128, 128, 64), majors=("K", "N"), heavy=True),
-    _tma("gemm_f16_tab", ("fp16", "fp16", "fp16"), (128, 128, 128), (128, 128, 64),
+    tma("gemm_bf16_128x256", _BF16, (128, 512, 192), (128, 256, 64), warps=8, slow=True),
+    tma("gemm_bf16_k32", _BF16, (128, 128, 96), (128, 128, 32)),
+    tma("gemm_bf16_k16", _BF16, (128, 128, 80), (128, 128, 16)),
+    tma("gemm_bf16_ta", _BF16_F32, (192, 128, 128), (128, 128, 64), majors=("M", "K"), heavy=True),
+    tma("gemm_bf16_tb", _BF16_F32, (128, 192, 320), (128, 128, 64), majors=("K", "N"), heavy=True),
+    tma("gemm_f16_tab", ("fp16", "fp16", "fp16"), (128, 128, 128), (128, 128, 64),
          majors=("M", "N")),
-    _tma("gemm_bf16_tb_n32", _BF16_F32, (128, 64, 128), (128, 32, 64), majors=("K", "N")),
-    _tma("gemm_e4m3", _E4M3, (128, 128, 640), (128, 128, 128), heavy=True),
-    _tma("gemm_e5m2_e4m3", _E5M2_E4M3, (128, 128, 256), (128, 128, 64), heavy=True),
-    _tma("gemm_e4m3_tb", _E4M3, (128, 128, 256), (128, 128, 128), majors=("K", "N"), heavy=True),
-    _tma("gemm_tf32", _TF32, (128, 128, 96), (128, 128, 32)),
-    _tma("gemm_tf32_tb", _TF32, (128, 128, 128), (128, 128, 32), majors=("K", "N"), heavy=True),
-    _tma("gemm_s8", ("i8", "i8", "i32"), (128, 128, 640), (128, 128, 128)),
-    _tma("gemm_specialized", _BF16, (256, 128, 256), (128, 128, 64), kernel="gemm_specialized",
+    tma("gemm_bf16_tb_n32", _BF16_F32, (128, 64, 128), (128, 32, 64), majors=("K", "N")),
+    tma("gemm_e4m3", _E4M3, (128, 128, 640), (128, 128, 128), heavy=True),
+    tma("gemm_e5m2_e4m3", _E5M2_E4M3, (128, 128, 256), (128, 128, 64), heavy=True),
+    tma("gemm_e4m3_tb", _E4M3, (128, 128, 256), (128, 128, 128), majors=("K", "N"), heavy=True),
+    tma("gemm_tf32", _TF32, (128, 128, 96), (128, 128, 32)),
+    tma("gemm_tf32_tb", _TF32, (128, 128, 128), (128, 128, 32), majors=("K", "N"), heavy=True),
+    tma("gemm_s8", ("i8", "i8", "i32"), (128, 128, 640), (128, 128, 128)),
+    tma("gemm_specialized", _BF16, (256, 128, 256), (128, 128, 64), kernel="gemm_specialized",
          heavy=True),
-    _tma("gemm_persistent", _BF16, (256, 384, 128), (128, 128, 64), kernel="gemm_persistent",
+    tma("gemm_persistent", _BF16, (256, 384, 128), (128, 128, 64), kernel="gemm_persistent",
          slow=True),
-    _tma("gemm_cluster", _BF16, (256, 256, 192), (128, 128, 64), ctas=2, slow=True),
+    tma("gemm_cluster", _BF16, (256, 256, 192), (128, 128, 64), ctas=2, slow=True),
     Case(
         "gemm_host", "gemm_host", {"BM": 128, "BN": 128, "BK": 64},
         (

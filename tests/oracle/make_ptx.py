@@ -1,10 +1,10 @@
-"""Compiles the kernels of this folder for sm_90a and writes their texts and launch facts.
+"""Compiles the kernels of this folder for their targets; writes their texts and launch facts.
 
 Run in an environment with Triton 3.9 (the development extra `oracle`); it needs no GPU:
 
-    PYTHONPATH=tests python -m oracle.make_ptx [name ...]
+    PYTHONPATH=tests python -m oracle.make_ptx [name or folder/name ...]
 
-Without names every case is compiled and `sm_90a/launch.json` is written anew.
+Without names every case is compiled and each target's `launch.json` is written anew.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from triton.compiler import ASTSource
 
 from oracle import kernels_gemm, kernels_plain
 from oracle.cases import CASES, Array, Case
+from oracle.tensor_cases import TENSOR_CASES
 
-FOLDER = Path(__file__).parent / "sm_90a"
+HERE = Path(__file__).parent
 ACCUMULATORS = {"float32": tl.float32, "int32": tl.int32, "float64": tl.float64}
 # Device codes of the tensor map's element types, PTX ISA 9.7.9.28 (tensormap.replace).
 SWIZZLE_BYTES = {0: 0, 1: 32, 2: 64, 3: 128}
@@ -66,7 +67,7 @@ def compile_case(case: Case):
     source = ASTSource(kernel, signature=signature, constexprs=constants, attrs=attributes)
     options = {"num_warps": case.warps, "num_stages": case.stages, "num_ctas": case.ctas}
     options |= case.options
-    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    return triton.compile(source, target=GPUTarget("cuda", case.target, 32), options=options)
 
 
 def normalise(text: str, *, debug: bool) -> str:
@@ -133,21 +134,28 @@ def facts(case: Case, compiled) -> dict:
     }
 
 
-def main(names: list[str]) -> None:
-    """Compiles the named cases, or all."""
-    FOLDER.mkdir(exist_ok=True)
-    path = FOLDER / "launch.json"
-    known = json.loads(path.read_text()) if names and path.exists() else {}
-    for case in CASES:
-        if names and case.name not in names:
-            continue
+def _write(folder: Path, cases: list[Case], *, anew: bool) -> None:
+    """Texts of some cases of a target, and their rows among its launch facts."""
+    folder.mkdir(exist_ok=True)
+    path = folder / "launch.json"
+    known = json.loads(path.read_text()) if path.exists() and not anew else {}
+    for case in cases:
         compiled = compile_case(case)
         text = normalise(compiled.asm["ptx"], debug=case.debug)
-        (FOLDER / f"{case.name}.ptx").write_text(text)
+        (folder / f"{case.name}.ptx").write_text(text)
         known[case.name] = facts(case, compiled)
-        print(f"{case.name:24} {len(text):7} bytes")
+        print(f"{folder.name} {case.name:24} {len(text):7} bytes")
     rows = [f'"{name}": {json.dumps(known[name])}' for name in sorted(known)]
     path.write_text("{\n" + ",\n".join(rows) + "\n}\n")
+
+
+def main(names: list[str]) -> None:
+    """Compiles the named cases, or all."""
+    everything = CASES + TENSOR_CASES
+    chosen = [c for c in everything if not names or {c.name, f"{c.folder}/{c.name}"} & {*names}]
+    for folder in sorted({case.folder for case in chosen}):
+        cases = [case for case in chosen if case.folder == folder]
+        _write(HERE / folder, cases, anew=not names)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from tilecat import sim
 
 from .cases import CASES
 from .inputs import arrays_of
-from .test_oracle import FOLDER, LAUNCHES, SEEDS, arguments
+from .runs import SEEDS, arguments, launches, text_of
 
 # CTA k waits until the flag holds %wanted, then stores k + 1 into it.
 TEXT = """
@@ -66,7 +66,7 @@ def test_polling_for_ever_is_a_deadlock(seed):
     case = next(case for case in CASES if case.name == "spin_lock")
     arrays = arrays_of(case)
     arrays["flag"][:] = 1  # nobody will ever unlock
-    text, launch = (FOLDER / "spin_lock.ptx").read_text(), LAUNCHES["spin_lock"]
-    result = sim.run(text, grid=1, args=arguments(launch, arrays),
+    launch = launches(case.folder)[case.name]
+    result = sim.run(text_of(case), grid=1, args=arguments(launch, arrays),
                      smem_bytes=launch["smem_bytes"], seed=seed)  # fmt: skip
     assert {report.kind for report in result.reports} == {"deadlock"}

@@ -9,7 +9,7 @@ import pytest
 
 from . import nvcc_cases, test_nvcc
 from .cases import CASES
-from .test_oracle import FOLDER, run_case
+from .runs import run_case, text_of
 
 BY_NAME = {case.name: case for case in CASES}
 # Case, instruction, which of its occurrences, kinds of report of which one must come.
@@ -48,7 +48,7 @@ def without(text: str, pattern: str, occurrence: int) -> str:
     ids=[f"{name}-{pattern.replace(chr(92), '')}-{n}" for name, pattern, n, _ in MUTANTS],
 )  # fmt: skip
 def test_deleted_instruction_is_reported(name, pattern, occurrence, kinds):
-    text = without((FOLDER / f"{name}.ptx").read_text(), pattern, occurrence)
+    text = without(text_of(BY_NAME[name]), pattern, occurrence)
     result, _, _ = run_case(BY_NAME[name], 0, text)
     found = {report.kind for report in result.reports}
     assert found & kinds, f"{found}: {result}"
@@ -65,7 +65,7 @@ def test_missing_fence_between_ctas_is_reported(occurrence):
 
 @pytest.mark.parametrize("operation", ["cas", "exch"])
 def test_relaxed_lock_is_reported(operation):
-    text = (FOLDER / "spin_lock.ptx").read_text()
+    text = text_of(BY_NAME["spin_lock"])
     mutant, count = re.subn(rf"acq_rel((?:\.gpu)?\.{operation})", r"relaxed\1", text)
     assert count == 1
     result, _, _ = run_case(BY_NAME["spin_lock"], 0, mutant)

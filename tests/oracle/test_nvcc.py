@@ -10,7 +10,7 @@ import pytest
 from tilecat import sim
 
 from .nvcc_cases import NVCC_CASES
-from .test_oracle import SEEDS, assert_matches
+from .runs import SEEDS, assert_matches
 
 FOLDER = Path(__file__).parent / "sm_90a_nvcc"
 
