@@ -51,7 +51,7 @@ LAYERS = (
     ("gemm_groups", "gemm_call", "gemm_winners", "gemm_choice", "gemm_autotune", "gemm_parts"),
     ("gemm_ready", "operators"),
     ("testing",),
-    ("bench", "torch_ops", "tune"),
+    ("bench", "torch", "tune"),
     ("cli",),
     ("__init__", "__main__"),
 )

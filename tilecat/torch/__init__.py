@@ -1,0 +1,10 @@
+"""Operators for PyTorch: under autograd, torch.compile, CUDA graphs, checkpoints and autocast.
+
+`import tilecat.torch` imports torch, which is optional; `import tilecat` does not.
+"""
+
+from .attention import attention
+from .products import linear, matmul
+from .sdpa import sdpa, sdpa_replaced
+
+__all__ = ["attention", "linear", "matmul", "sdpa", "sdpa_replaced"]
