@@ -122,7 +122,15 @@ class TensorForm:
 
     def columns(self, m: int, ctas: int = 1) -> tuple[int, ...]:
         """Legal N of an M, ascending; empty for an M that it does not have."""
-        return next((s.n for s in self.shapes if (s.ctas, s.m) == (ctas, m)), ())
+        return self._columns(self.shapes, m, ctas)
+
+    def wide_columns(self, m: int, ctas: int = 1) -> tuple[int, ...]:
+        """Legal N of an M with the wide K step, ascending; empty where it has none."""
+        return self._columns(self.wide_shapes, m, ctas)
+
+    @staticmethod
+    def _columns(shapes: tuple[TensorShape, ...], m: int, ctas: int) -> tuple[int, ...]:
+        return next((s.n for s in shapes if (s.ctas, s.m) == (ctas, m)), ())
 
     def __str__(self) -> str:
         """`tcgen05.mma kind::f16 bf16 x bf16 -> f32`."""

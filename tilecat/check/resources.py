@@ -36,7 +36,10 @@ class SharedMap:
 def shared_limit(kernel: Kernel, arch: Arch) -> int:
     """Bytes of shared memory a CTA of this kernel may have, as many of them as share an SM."""
     blocks = int(kernel.facts.get("blocks_per_sm", 1))
-    most = arch.limit("shared_bytes_per_sm") // blocks - arch.limit("shared_bytes_reserved")
+    reserved = arch.limit("shared_bytes_reserved")
+    if kernel.facts.get("oversized"):
+        return (arch.limit("shared_bytes_oversized") + reserved) // blocks - reserved
+    most = arch.limit("shared_bytes_per_sm") // blocks - reserved
     return min(most, arch.limit("shared_bytes_per_cta"))
 
 
@@ -78,9 +81,16 @@ def place_shared(kernel: Kernel, arch: Arch) -> SharedMap:
             f"{kernel.name}: shared memory of a CTA on {arch.target}{shared} is {limit} bytes, "
             f"got {total} bytes ({_breakdown(allocs)})",
             loc=allocs[0].loc if allocs else kernel.loc,
-            hint=_largest_depth(kernel, allocs, total, limit),
+            hint=_largest_depth(kernel, allocs, total, limit) + _oversized(kernel, arch),
         )
     return SharedMap(offsets, cursor, total)
+
+
+def _oversized(kernel: Kernel, arch: Arch) -> str:
+    """That a pipeline may ask for more, where the chip has it."""
+    if kernel.facts.get("oversized", True) or not arch.knows("shared_bytes_oversized"):
+        return ""
+    return f"; tc.lcf(..., oversized=True) gives {arch.limit('shared_bytes_oversized')}"
 
 
 def _breakdown(allocs: list[AllocShared]) -> str:

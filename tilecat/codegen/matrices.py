@@ -91,7 +91,7 @@ def instruction_descriptor(w: Writer, what: InstructionDescriptor) -> str:
 
     def build(register: str) -> None:
         signs = ("-" * what.negate_a, "-" * what.negate_b)
-        shape = f"M={what.m} N={what.n}"
+        shape = f"M={what.m} N={what.n}" + ", wide K" * what.wide_k
         types = f"{signs[0]}{what.a} x {signs[1]}{what.b} -> {what.accumulator}"
         text = ptx.alu("mov.b32", register, f"0x{bits:08x}")
         w.line(f"{text}  // kind::{what.kind} {types}, {shape}")

@@ -123,6 +123,12 @@ def sums_of(pipe, dtype, cols, products, count):
     return [every[i : i + products] for i in range(0, len(every), products)]
 
 
+def first_of(task, row, tile_m, tile_n, groups):
+    """Batch, row and column at which a tile of 64 rows begins."""
+    first = task.first if groups else task.row * tile_m
+    return (*task.batch, first + row * 64, task.col * tile_n)
+
+
 def place_in(C, task, place, n, row, groups):
     """Where a tile of 64 rows goes; of a group, nowhere beyond the group's rows."""
     if not groups:
@@ -134,7 +140,8 @@ def place_in(C, task, place, n, row, groups):
 def matmul(A: gl[TA, ..., "M", "K"], B: gl[TB, ..., "K", "N"], C: inout[TC, ..., "M", "N"], *args,
            tile_m=128, tile_n=256, tile_k=0, stages=4, group=8, cluster=1, order="grouped",
            epilogue=(), second=False, block_scales=False, groups=False, split_k=1, stream_k=1,
-           persistent=True, pingpong=False, cache=("", "", "")):  # fmt: skip
+           persistent=True, pingpong=False, cache=("", "", ""), wide_k=False, exclusive=False,
+           oversized=False):  # fmt: skip
     """C = epilogue(A @ B), fp32 sums (s32 of s8).
 
     Args:
@@ -146,6 +153,7 @@ def matmul(A: gl[TA, ..., "M", "K"], B: gl[TB, ..., "K", "N"], C: inout[TC, ...,
         epilogue: steps; with `second`, the first takes both tiles.
         split_k: parts of K; stream_k: of tiles of the last wave. persistent: or one task a CTA.
         pingpong: two consumers take tiles in turn. cache: L2 priorities of A, B and C.
+        wide_k, exclusive, oversized: of `tc.lcf`, for Rubin.
     """
     require_params(args, epilogue, tile_m, cache, 2 * groups + second + 2 * block_scales)
     n, tile_k = tile_m // 64, tile_k or STEP_BYTES // A.dtype.nbytes
@@ -155,7 +163,8 @@ def matmul(A: gl[TA, ..., "M", "K"], B: gl[TB, ..., "K", "N"], C: inout[TC, ...,
                                    block_scales=block_scales, one=persistent and not second)
     pipe = tc.lcf(consumers=2 if pingpong else n, stages=stages, tasks=tasks,
                   steps=tc.cdiv(A.cols, tile_k), cluster=tasks.cluster, persistent=persistent,
-                  pingpong="tasks" if pingpong else False)  # fmt: skip
+                  pingpong="tasks" if pingpong else False, wide_k=wide_k, exclusive=exclusive,
+                  oversized=oversized)  # fmt: skip
     more, *args = args if second else (None, *args)
     a = pipe.input(st[multiplied_as(A), 64, tile_k, order_of(A, "row")], count=n)
     b = pipe.input(st[multiplied_as(B), tile_k, tile_n, order_of(B, "col")])
@@ -164,10 +173,6 @@ def matmul(A: gl[TA, ..., "M", "K"], B: gl[TB, ..., "K", "N"], C: inout[TC, ...,
     c = pipe.output(st[C.dtype, 64, tile_n])
     tiles = sums_of(pipe, s32 if A.dtype == s8 else f32, tile_n, 1 + second, n if pingpong else 1)
     rows = (lambda: range(n)) if pingpong else (lambda: (pipe.consumer,))
-
-    def place_of(task, row):
-        first = task.first if groups else task.row * tile_m
-        return (*task.batch, first + row * 64, task.col * tile_n)
 
     @pipe.load
     def _(task, k):
@@ -186,7 +191,8 @@ def matmul(A: gl[TA, ..., "M", "K"], B: gl[TB, ..., "K", "N"], C: inout[TC, ...,
     @pipe.finish
     def _(task):
         for row, sums in zip(rows(), tiles, strict=True):
-            place, last = partial(place_of, task, row), task.last if groups else None
+            place = partial(first_of, task, row, tile_m, tile_n, groups)
+            last = task.last if groups else None
             with whole_product(sums[0], shared, task, row, n, tasks.cluster):
                 result = epilogues.apply(epilogue, args, sums, C, place, last, B)
                 to = place_in(C, task, place, n, row, groups)

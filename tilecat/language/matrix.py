@@ -34,7 +34,9 @@ def _mma(name: str, acc: Any, a: Any, b: Any, options: dict[str, Any]) -> None:
     signs = tuple(-1 if options[key] else 1 for key in ("negate_a", "negate_b"))
     right = factor_of(name, b, name.endswith("Bt"))
     left = factor_of(name, a, name.startswith("mma_At"))
-    record_mma(name, acc.value, left, right, flag, (signs[0], signs[1]), bool(options["saturate"]))
+    wide_k = isinstance(acc, TensorTile) and acc.wide_k
+    saturate = bool(options["saturate"])
+    record_mma(name, acc.value, left, right, flag, (signs[0], signs[1]), saturate, wide_k)
 
 
 def mma_AB(

@@ -19,6 +19,7 @@ def record_mma(
     accumulate: Value | bool,
     signs: tuple[int, int],
     saturate: bool = False,
+    wide_k: bool = False,
 ) -> None:
     """`acc = (sign a) (sign b) + acc`: where the sums are, and who executes it, says by what.
 
@@ -30,7 +31,7 @@ def record_mma(
     """
     arch = current().arch
     if isinstance(acc.type, TensorTileType):
-        op = TensorMma(name, acc, a, b, accumulate, signs, saturate)
+        op = TensorMma(name, acc, a, b, accumulate, signs, saturate, wide_k)
         add(op)
         form = op.form
         if arch.tensor_form(form.a, form.b, form.accumulator) is None:

@@ -47,13 +47,15 @@ class TensorTile(_NoPythonValue):
 
     Attributes:
         accumulate: what `mma_*` uses when the call does not say.
+        wide_k: whether products read 64 bytes of K at a time.
     """
 
-    __slots__ = ("value", "accumulate")
+    __slots__ = ("value", "accumulate", "wide_k")
 
-    def __init__(self, value: Value, accumulate: Any = True):
+    def __init__(self, value: Value, accumulate: Any = True, wide_k: bool = False):
         self.value = value
         self.accumulate = accumulate
+        self.wide_k = wide_k
 
     @property
     def type(self) -> TensorTileType:
@@ -72,7 +74,8 @@ class TensorTile(_NoPythonValue):
                 hint=f"tile[:, {col // 8 * 8}:{-(-(col + cols) // 8) * 8}]",
             )
         part = TensorTileType(kind.dtype, kind.rows, cols)
-        return TensorTile(add(ViewTensor(self.value, 0, 0, part, col)).result, self.accumulate)
+        view = add(ViewTensor(self.value, 0, 0, part, col)).result
+        return TensorTile(view, self.accumulate, self.wide_k)
 
     def __repr__(self) -> str:
         """Its type."""

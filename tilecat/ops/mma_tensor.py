@@ -52,6 +52,42 @@ def check_tensor_extents(name: str, form: TensorForm, acc: TensorTileType, depth
         )
 
 
+def check_wide_step(
+    name: str, form: TensorForm, acc: TensorTileType, a: SharedTileType, b: SharedTileType
+) -> None:
+    """A K step of 64 bytes: its types, its rows, and tiles whose lines hold whole ones.
+
+    Raises:
+        DTypeError: types that have none.
+        LayoutError: rows, K or a swizzle that it does not go with.
+    """
+    if not form.wide_k:
+        raise DTypeError(
+            f"{name}: a wide K step is for e4m3 and e5m2, got a={form.a}, b={form.b}",
+            hint="wide_k=False: K steps of 32 bytes",
+        )
+    if a.cols % form.wide_k:
+        raise LayoutError(
+            f"{name}: with a wide K step K is a multiple of {form.wide_k}, got K={a.cols}",
+            hint=f"the nearest legal K is {max(1, round(a.cols / form.wide_k)) * form.wide_k}",
+        )
+    step_bytes = form.wide_k * a.dtype.nbytes
+    for which, kind in (("A", a), ("B", b)):
+        if kind.layout.swizzle_bytes < step_bytes:
+            raise LayoutError(
+                f"{name}: a wide K step reads {step_bytes} bytes of a line, got {which.lower()}="
+                f"{kind} with a swizzle of {kind.layout.swizzle_bytes} bytes",
+                hint="a swizzle of 64 or 128 bytes",
+            )
+    if not form.wide_columns(acc.rows):
+        rows = ", ".join(str(shape.m) for shape in form.wide_shapes if shape.ctas == 1)
+        raise LayoutError(
+            f"{name}: with a wide K step M is {rows}, got M={acc.rows}",
+            hint="an even number of consumers of 64 rows, whose tiles of A lie one behind the "
+            "other; or wide_k=False",
+        )
+
+
 @dataclass(eq=False)
 class TensorMma(Op):
     """`acc = A @ B + acc` (or `acc = A @ B`), asynchronous: a `Commit` signals that it is done.
@@ -63,6 +99,7 @@ class TensorMma(Op):
         accumulate: True, False, or a run-time predicate.
         signs: 1 or -1 for A and for B.
         saturate: s32 sums do not wrap.
+        wide_k: 64 bytes of K an instruction, not 32.
     """
 
     verb: ClassVar[str] = "{name}"
@@ -74,6 +111,7 @@ class TensorMma(Op):
     accumulate: Value | bool = operand()
     signs: tuple[int, int] = attribute(default=(1, 1))
     saturate: bool = attribute(default=False)
+    wide_k: bool = attribute(default=False)
 
     def infer(self) -> tuple[TileType, ...]:
         """Nothing; shapes, dtypes and layouts must fit an instruction."""
@@ -89,6 +127,8 @@ class TensorMma(Op):
         assert isinstance(a, SharedTileType) and isinstance(b, SharedTileType), "checked above"
         form = self.form
         check_shapes(self.name, acc, a, b)
+        if self.wide_k:
+            check_wide_step(self.name, form, acc, a, b)
         check_tensor_extents(self.name, form, acc, a.cols)
         check_saturation(self.name, form, self.saturate)
         check_major(self.name, a.dtype.bits == 16, a, b)
@@ -127,6 +167,7 @@ class TensorMma(Op):
             form.kind, form.a, form.b, acc.rows, acc.cols, form.accumulator,
             a_mn_major=left.major == "MN", b_mn_major=right.major == "MN",
             negate_a=self.signs[0] < 0, negate_b=self.signs[1] < 0, saturate=self.saturate,
+            wide_k=self.wide_k,
         )  # fmt: skip
 
     def effects(self) -> tuple[Effect, ...]:
@@ -143,7 +184,7 @@ class TensorMma(Op):
         what = w.instruction_descriptor(self.instruction())
         a_base, b_base = (w.operand_base(tile, d) for tile, d in ((self.a, left), (self.b, right)))
         sums, issuer = w.text(w.address(self.acc)), w.issuer(self.scope)
-        for step in range(left.num_k_steps):
+        for step in range(0, left.num_k_steps, 1 + self.wide_k):
             a, b = w.operand(a_base, left, step), w.operand(b_base, right, step)
             accumulate = w.predicate(True if step else self.accumulate)
             w.line(ptx_tensor.mma(form.kind, sums, a, b, what, accumulate), issuer)

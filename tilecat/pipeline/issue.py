@@ -128,7 +128,8 @@ class Issue(Party):
                 hint=f"{ROWS} rows, and more consumers",
             )
         kind, copies = self._shape(TensorTileType(dtype, rows, cols))
-        acc = Accumulator(tile, allocate(kind, name, copies))
+        exclusive = self.pipe.controls.exclusive
+        acc = Accumulator(tile, allocate(kind, name, copies, exclusive=exclusive))
         self.accumulators.append(acc)
         return acc
 
@@ -227,7 +228,8 @@ class Issue(Party):
         for place, number in enumerate(members):
             self.role.number = Member.of(number, paired=self.paired)
             for acc in self.accumulators:
-                acc.issuing = TensorTile(self._tile(acc, stage, place, len(members)), accumulate)
+                sums = self._tile(acc, stage, place, len(members))
+                acc.issuing = TensorTile(sums, accumulate, self.pipe.controls.wide_k)
             self.role.holes.call("compute", task, step)
 
     def _stop(self) -> None:

@@ -24,6 +24,7 @@ from ..ops.sync import BARRIER_BYTES, AllocBarriers, InitBarriers
 from ..ops.tensor import SLOT_BYTES, AllocTensorMemory
 from ..tiles import SharedTileType, SharedVecType
 from .budgets import BESIDE_TILES, Budget, Demand, estimated, fit, give
+from .controls import Controls
 from .holes import Hole, Holes
 from .issue import Issue
 from .output import Output
@@ -50,11 +51,12 @@ class Pipeline:
         cluster: CTAs of a cluster, 1, 2 or 4.
         blocks_per_sm: CTAs that share an SM, and its registers.
         persistent: whether as many CTAs as the device holds share the tasks, or each CTA has one.
+        controls: what it asks of its chip beyond the template.
     """
 
     def __init__(
         self, template: str, *, stages: int, tasks: Schedule, steps: Any, cluster: int = 1,
-        blocks_per_sm: int = 1, persistent: bool = True,
+        blocks_per_sm: int = 1, persistent: bool = True, controls: Controls | None = None,
     ):  # fmt: skip
         self.builder: Builder = current()
         self.loc: Loc | None = self.builder.loc()
@@ -79,6 +81,9 @@ class Pipeline:
                 hint=f"tc.grouped(..., cluster={cluster})",
             )
         check_int(f"{template}: blocks_per_sm", blocks_per_sm, 1, 8, self.loc)
+        self.controls = controls or Controls()
+        self.controls.require(template, self.builder.arch, blocks_per_sm, self.loc)
+        facts["oversized"] = self.controls.oversized
         self._size_grid(tasks, persistent)
         self.builder.kernel.cluster = cluster
         facts["cluster_cols"] = tasks.cluster_cols
@@ -236,6 +241,8 @@ class Pipeline:
             self._check_holes()
             for issue in self.issues:
                 issue.plan()
+            if not self.issues:
+                self.controls.require_products(self.template, self.loc)
             self._place_threads()
             self._fit_outputs()
             rings = [*self.rings, *(s.ring for s in self.scratches)]

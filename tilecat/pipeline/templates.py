@@ -13,6 +13,7 @@ from ..language.scalars import Scalar, select
 from ..language.values import RegTile
 from ..ops.sync import NamedBarrier
 from ..tiles import SharedTileType
+from .controls import Controls
 from .holes import Hole
 from .output import Output
 from .pipeline import Pipeline, check_int
@@ -170,6 +171,11 @@ class Lcf(Consumers):
             steps; they have as many steps, and no scratch.
         blocks_per_sm: CTAs that share an SM, its registers and its shared memory.
         persistent: False makes the grid as large as the tasks are many, and each CTA has one.
+        wide_k: products of e4m3 and e5m2 read 64 bytes of K at a time, not 32 (sm_107a); their sums
+            have 128 rows, of two consumers, and steps of K are multiples of 64.
+        exclusive: no other CTA of the SM has tensor memory, and this one up to 576 columns
+            (sm_107a).
+        oversized: shared memory up to 327 KiB a CTA (sm_107a), for deeper rings.
     """
 
     def output(self, kind: SharedTileType) -> Output:
@@ -303,7 +309,8 @@ class Roles(_Stores):
 
 def lcf(
     *, consumers: int, stages: int, tasks: Schedule, steps: Any, pingpong: bool | str = False,
-    cluster: int = 1, blocks_per_sm: int = 1, persistent: bool = True,
+    cluster: int = 1, blocks_per_sm: int = 1, persistent: bool = True, wide_k: bool = False,
+    exclusive: bool = False, oversized: bool = False,
 ) -> Lcf:  # fmt: skip
     """A load-compute-finish pipeline (see `Lcf`).
 
@@ -312,6 +319,7 @@ def lcf(
     return Lcf(
         "lcf", consumers=consumers, stages=stages, tasks=tasks, steps=steps, pingpong=pingpong,
         cluster=cluster, blocks_per_sm=blocks_per_sm, persistent=persistent,
+        controls=Controls(wide_k=wide_k, exclusive=exclusive, oversized=oversized),
     )  # fmt: skip
 
 
