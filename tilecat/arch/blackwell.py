@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .spec import ANNOUNCED, Arch, Limit
+from .spec import ANNOUNCED, MEASURED, Arch, Limit
 from .tensor import FORMS, INTEGER_FORMS, MEMORY_LIMITS
 from .warp import WARP_FORMS
 
@@ -28,6 +28,7 @@ SM_LIMITS = (
     *MEMORY_LIMITS,
 )
 _L2 = ("l2_bytes", Limit(126 << 20, "bytes", "NVIDIA Blackwell: 126 MB of L2", ANNOUNCED))
+_SMS = Limit(148, "SMs", "Chips and Cheese, Nvidia's B200, 2025: two dies of 74 SMs", MEASURED)
 _THREADS = (
     ("threads_per_sm", Limit(2048, "threads", _TRAITS)),
     ("warps_per_sm", Limit(64, "warps", _TRAITS)),
@@ -55,6 +56,7 @@ BLACKWELL = Arch(
         ("i8", tera(5000, _B200)),
         ("mxf4nvf4", tera(10000, _B200)),
         ("memory", Limit(8000, "GB/s", _B200, ANNOUNCED)),
+        ("sms", _SMS),
     ),
 )
 

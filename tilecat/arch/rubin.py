@@ -10,6 +10,7 @@ from .warp import WARP_FORMS
 _TRAITS = "CCCL 3.5, cuda/__device/arch_traits.h: compute capability 10.7"
 _OVERSIZED = "CuTe DSL 4.8.1, shared memory of sm_107: 334848 bytes a block in the oversized mode"
 _EXCLUSIVE = "PTX ISA 9.4, 9.7.16.7.1, tcgen05.alloc.exclusive: multiples of 32 up to 576"
+_SMS = "press of NVIDIA's announcement, 2026-03: a Rubin GPU has 224 SMs"
 _VR200 = "NVIDIA Vera Rubin NVL72, preliminary specifications: a 72nd"
 
 # Beyond Blackwell: a K step of 64 bytes, a collector of B, a commit when A has been read,
@@ -35,5 +36,6 @@ RUBIN = Arch(
         ("f8f6f4", tera(17500, _VR200)),
         ("mxf4nvf4", tera(35000, _VR200)),
         ("memory", Limit(22000, "GB/s", _VR200, ANNOUNCED)),
+        ("sms", Limit(224, "SMs", _SMS, ANNOUNCED)),
     ),
 )

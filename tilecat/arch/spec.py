@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from ..errors import ArchError
 
-# How a number is known: from the manuals of a chip, from a measurement on one, or from a
-# manufacturer's announcement alone.
-DOCUMENTED, MEASURED, ANNOUNCED = "documented", "measured", "announced"
+# How a number is known: from the manuals of a chip, from a measurement on one, from a
+# manufacturer's announcement alone, or not at all: as on the chip before it.
+DOCUMENTED, MEASURED, ANNOUNCED, ASSUMED = "documented", "measured", "announced", "assumed"
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class Arch:
         limits: by name.
         mma_forms: matrix instructions of a warpgroup and of a warp.
         tensor_forms: matrix instructions with sums in tensor memory.
-        rates: by name, what one GPU of it does in a second.
+        rates: by name, what one GPU of it does in a second, and what it has of the units that do.
     """
 
     name: str
@@ -164,6 +164,18 @@ class Arch:
     def limit(self, name: str) -> int:
         """Value of a limit."""
         return dict(self.limits)[name].value
+
+    def rate(self, name: str) -> Limit:
+        """A rate and how it is known.
+
+        Raises:
+            ArchError: a rate that nobody has given for it.
+        """
+        found = dict(self.rates).get(name)
+        if found is None:
+            known = ", ".join(name for name, _ in self.rates) or "none"
+            raise ArchError(f"rates: of {self.target} are known {known}, got {name!r}")
+        return found
 
     def knows(self, name: str) -> bool:
         """Whether it has a limit of that name."""

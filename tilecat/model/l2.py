@@ -32,7 +32,7 @@ class Problem:
     Args:
         m, n, k: extents, in elements.
         tile_m, tile_n, tile_k: extents of a task's tile of C, and of a step.
-        item_bytes: bytes an element of A and B.
+        item_bits: bits an element of A and B, scales of blocks included.
         out_bytes: bytes an element of C.
     """
 
@@ -42,12 +42,13 @@ class Problem:
     tile_m: int
     tile_n: int
     tile_k: int
-    item_bytes: int = 2
+    item_bits: float = 16
     out_bytes: int = 2
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            whole = int if name != "item_bits" else int | float
+            if isinstance(value, bool) or not isinstance(value, whole) or value < 1:
                 raise LayoutError(f"l2: {name} is an int from 1 up, got {name}={value!r}")
 
     @property
@@ -128,8 +129,13 @@ def traffic(problem: Problem, tasks: Schedule, *, ctas: int, l2_bytes: int) -> T
             high = _part(problem.m, problem.tile_m, row)
             wide = _part(problem.n, problem.tile_n, col)
             cache.touch(("C", row, col), high * wide * problem.out_bytes)
-    least = (problem.m + problem.n) * problem.k * problem.item_bytes
+    least = _bytes(problem, (problem.m + problem.n) * problem.k)
     return Traffic(read, least, asked)
+
+
+def _bytes(problem: Problem, elems: int) -> int:
+    """Of elements of A or B."""
+    return round(elems * problem.item_bits / 8)
 
 
 def _part(extent: int, tile: int, index: int) -> int:
@@ -141,16 +147,16 @@ def _asked(problem: Problem, rows: list[int], cols: list[int]) -> int:
     """Bytes that the tasks of a wave ask for."""
     high = sum(_part(problem.m, problem.tile_m, row) for row in rows)
     wide = sum(_part(problem.n, problem.tile_n, col) for col in cols)
-    return (high + wide) * problem.k * problem.item_bytes
+    return _bytes(problem, (high + wide) * problem.k)
 
 
 def _loads(problem: Problem, rows: list[int], cols: list[int]) -> Iterator[tuple[Any, int]]:
     """Tiles that a wave loads, in order, each once a step; and their bytes."""
-    high = {row: _part(problem.m, problem.tile_m, row) * problem.item_bytes for row in rows}
-    wide = {col: _part(problem.n, problem.tile_n, col) * problem.item_bytes for col in cols}
+    high = {row: _part(problem.m, problem.tile_m, row) for row in rows}
+    wide = {col: _part(problem.n, problem.tile_n, col) for col in cols}
     for step in range(problem.steps):
         deep = _part(problem.k, problem.tile_k, step)
         for row in rows:
-            yield ("A", row, step), high[row] * deep
+            yield ("A", row, step), _bytes(problem, high[row] * deep)
         for col in cols:
-            yield ("B", step, col), wide[col] * deep
+            yield ("B", step, col), _bytes(problem, wide[col] * deep)

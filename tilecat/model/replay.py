@@ -28,7 +28,7 @@ from .events import Count, Events, Process, Server, Span
 from .l2 import Problem, traffic
 from .rates import Rates
 
-ROWS, DEPTH = 64, 16  # of a wgmma of two-byte elements
+ROWS, DEPTH_BYTES = 64, 32  # of a wgmma: rows, and bytes of K of any type
 ORDERS = {
     "row": lambda rows, cols, _: row_major(rows, cols),
     "column": lambda rows, cols, _: column_major(rows, cols),
@@ -189,17 +189,17 @@ class Cta:
 
 
 def predict(problem: Problem, config: Config, rates: Rates) -> Prediction:
-    """Time of C[M, N] = A[M, K] @ B[K, N], two bytes an element.
+    """Time of C[M, N] = A[M, K] @ B[K, N].
 
     Args:
-        problem: extents and tiles; tile_m a multiple of 64, tile_k of 16.
+        problem: extents and tiles; tile_m a multiple of 64, tile_k of 32 bytes.
         config: of the kernel.
         rates: of the GPU.
 
     Raises:
         LayoutError: tiles that no wgmma has.
     """
-    for name, unit in (("tile_m", ROWS), ("tile_k", DEPTH)):
+    for name, unit in (("tile_m", ROWS), ("tile_k", int(DEPTH_BYTES * 8 / problem.item_bits))):
         if (value := getattr(problem, name)) % unit:
             raise LayoutError(f"replay: {name} is a multiple of {unit}, got {name}={value}")
     read = memory_reads(problem, config.order, config.group, rates.sms, rates.l2_bytes)
@@ -224,7 +224,7 @@ def predict(problem: Problem, config: Config, rates: Rates) -> Prediction:
 
 def step_bytes(problem: Problem) -> int:
     """Of A's and B's tiles of a step."""
-    return (problem.tile_m + problem.tile_n) * problem.tile_k * problem.item_bytes
+    return round((problem.tile_m + problem.tile_n) * problem.tile_k * problem.item_bits / 8)
 
 
 def work_of(problem: Problem, rates: Rates, read_bytes: int, clock_hz: float) -> Work:
@@ -232,14 +232,14 @@ def work_of(problem: Problem, rates: Rates, read_bytes: int, clock_hz: float) ->
     rows, cols = problem.blocks
     tasks = math.ceil(rows * cols / rates.sms)
     # Operands of a wgmma come out of shared memory; narrow ones wait for theirs.
-    flops = 2 * ROWS * problem.tile_n * DEPTH / rates.mma_flops_cycle
-    operands = (ROWS + problem.tile_n) * DEPTH * problem.item_bytes / rates.shared_bytes_cycle
+    flops = 2 * ROWS * problem.tile_n * DEPTH_BYTES / 2 / rates.mma_flops_cycle  # as of bf16
+    operands = (ROWS + problem.tile_n) * DEPTH_BYTES / rates.shared_bytes_cycle
     missed = read_bytes / (rows * cols * problem.steps)
     ctas = min(rates.sms, rows * cols)
     share = rates.memory_bytes_second / clock_hz / ctas
     load = max(step_bytes(problem) / rates.load_bytes_cycle, missed / share)
     store = ROWS * problem.tile_n * problem.out_bytes / rates.store_bytes_cycle
-    each = problem.tile_k / DEPTH * max(flops, operands)
+    each = problem.tile_k * problem.item_bits / 8 / DEPTH_BYTES * max(flops, operands)
     return Work(tasks, problem.steps, problem.tile_m // ROWS, each, load, store)
 
 
