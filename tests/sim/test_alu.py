@@ -26,7 +26,9 @@ def signed(value: int, bits: int) -> int:
     return value - (1 << bits) if value >> (bits - 1) & 1 else value
 
 
-def execute(op: str, columns: list[np.ndarray], out: np.dtype, form: str = "") -> np.ndarray:
+def execute(
+    op: str, columns: list[np.ndarray], out: np.dtype, form: str = "", chip: str = "sm_90a"
+) -> np.ndarray:
     """Run `op d, a, b, ...` with a thread a row; sources and result by their bits."""
     n = len(columns[0])
     threads = -(-n // 32) * 32
@@ -48,8 +50,8 @@ def execute(op: str, columns: list[np.ndarray], out: np.dtype, form: str = "") -
              f"st.global.b{bits} [%d20], {target};", "END:"]  # fmt: skip
     params = ", ".join([f".param .u64 a{k}" for k in range(len(columns))] + [".param .u64 out"])
     result = np.zeros(n, out)
-    clean(run(kernel("\n".join([*loads, line, *store]), params, threads),
-              pointers(*[c.copy() for c in columns], result)))  # fmt: skip
+    text = kernel("\n".join([*loads, line, *store]), params, threads).replace("sm_90a", chip)
+    clean(run(text, pointers(*[c.copy() for c in columns], result)))
     return result
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from tilecat.sim.alu_directed import DIRECTED_FAMILIES
 from tilecat.sim.alu_float import FLOAT_FAMILIES
+from tilecat.sim.alu_pairs import PAIR_FAMILIES
 from tilecat.sim.alu_products import PRODUCT_FAMILIES
 from tilecat.sim.alu_types import (
     INTEGERS,
@@ -420,13 +421,14 @@ _FAMILIES = {
     "clz": _bit_ops, "brev": _bit_ops, "bfind": _bit_ops, "setp": _setp, "set": _set,
     "selp": _selp, "mov": _mov, "cvta": _mov,
 }  # fmt: skip
+_TABLES = (_FAMILIES, FLOAT_FAMILIES, DIRECTED_FAMILIES, PRODUCT_FAMILIES, PAIR_FAMILIES)
 
 
 @lru_cache(maxsize=4096)
 def resolve(op: str) -> AluRow | None:
     """The row of an opcode with its modifiers, or None if it is no ALU instruction we know."""
     base, *mods = op.split(".")
-    for families in (_FAMILIES, FLOAT_FAMILIES, DIRECTED_FAMILIES, PRODUCT_FAMILIES):
+    for families in _TABLES:
         family = families.get(base)
         row = family(base, list(mods)) if family and mods else None
         if row is not None:

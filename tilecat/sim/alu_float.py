@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import ml_dtypes
@@ -91,7 +92,7 @@ def _propagate(function, a, b):
 
 def _min_max(base: str, mods: list[str]) -> AluRow | None:
     """min, max: the operand that is a number, unless `.NaN`. 9.7.3.11, 9.7.3.12, 9.7.4.9."""
-    ftz, nan = bool(choose(mods, "ftz")), bool(choose(mods, "NaN"))
+    ftz, nan, size = (bool(choose(mods, mod)) for mod in ("ftz", "NaN", "abs"))
     if len(mods) != 1 or mods[0] not in ("f32", "f64", *HALVES) or (nan and mods[0] == "f64"):
         return None
     if ftz and mods[0] not in ("f32", "f16", "f16x2"):
@@ -99,7 +100,20 @@ def _min_max(base: str, mods: list[str]) -> AluRow | None:
     function = np.fmin if base == "min" else np.fmax
     if nan:
         function = partial(_propagate, np.minimum if base == "min" else np.maximum)
-    return _row(mods[0], 2, function, "9.7.3.11", ftz and mods[0] == "f32")
+    if mods[0] != "f32":
+        return None if size else _row(mods[0], 2, function, "9.7.3.11")
+    longer = replace(_row("f32", 3, partial(_of_three, function, size), "9.7.3.11", ftz),
+                     needs="since-100")  # fmt: skip
+    if size:  # with .abs there are three operands, as .xorsign is not implemented
+        return longer
+    return replace(_row("f32", 2, function, "9.7.3.11", ftz), longer=longer)
+
+
+def _of_three(function, size: bool, a, b, c):
+    """Of the three values, or of their magnitudes."""
+    if size:
+        a, b, c = np.abs(a), np.abs(b), np.abs(c)
+    return function(function(a, b), c)
 
 
 def _sign(base: str, mods: list[str]) -> AluRow | None:

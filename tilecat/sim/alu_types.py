@@ -39,6 +39,8 @@ class AluRow:
         isa: section of the PTX ISA.
         into: whether `apply` takes the destination array.
         loose: registers may be wider than the types (cvt, PTX ISA 9.4.1).
+        needs: feature of the target (`chips.CHIPS`) without which there is no such form.
+        longer: the row of the same opcode with one more source.
     """
 
     dst: str
@@ -47,6 +49,8 @@ class AluRow:
     isa: str
     into: bool = False
     loose: bool = False
+    needs: str = ""
+    longer: AluRow | None = None
 
     def bind(self, dst: np.ndarray, srcs: list[np.ndarray]) -> Callable[[], object]:
         """A call without arguments that does the operation on these views."""

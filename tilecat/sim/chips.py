@@ -46,7 +46,8 @@ def _features(text: str) -> frozenset[str]:
 
 
 # PTX ISA 9.4, target notes of each instruction. What a family has, each of its chips has.
-_FAMILY_100 = "tcgen05 setmaxnreg launch-control"
+_SINCE_100 = "since-100 launch-control"  # no suffix is needed: 9.7.3.6, 9.7.14.18
+_FAMILY_100 = f"{_SINCE_100} tcgen05 setmaxnreg"
 _FAMILY_103 = f"{_FAMILY_100} ld.red"
 _FAMILY_107 = f"{_FAMILY_103} collector-b early-a wide-k mask-32b exclusive"
 _CHIP = "shift scale-vec"
@@ -64,8 +65,7 @@ CHIPS = (
     Chip("sm_107f", (9, 4), _features(_FAMILY_107), **_RUBIN),
 )  # fmt: skip
 _BY_NAME = {chip.name: chip for chip in CHIPS}
-# Cluster launch control needs no suffix: PTX ISA 9.7.14.18.
-_PLAIN = {"sm_100": "launch-control", "sm_103": "launch-control", "sm_107": "launch-control"}
+_PLAIN = dict.fromkeys(("sm_100", "sm_103", "sm_107"), _SINCE_100)
 
 
 def chip_of(target: str, version: tuple[int, int]) -> Chip:

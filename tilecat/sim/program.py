@@ -100,7 +100,13 @@ def _check_operand(item: Instruction, operand: object, kind: str, loose: bool) -
 _CHECKED: set[tuple[object, ...]] = set()
 
 
-def _decode_alu(item: Instruction, form: tuple[object, ...], row: alu.AluRow) -> None:
+def _decode_alu(
+    item: Instruction, form: tuple[object, ...], row: alu.AluRow, chip: Chip
+) -> None:
+    if row.longer is not None and len(item.args) == len(row.longer.srcs) + 1:
+        row = row.longer
+    if row.needs and row.needs not in chip.features:
+        raise refuse(item, f"not supported on target {chip.name}")
     item.kind, item.row = "alu", row
     if form not in _CHECKED:
         _check_alu(item, row)
@@ -261,7 +267,7 @@ def decode(module: Module, table: Table) -> Program:
         form = form_of(item)
         row = None if item.op.startswith("ld.") else alu.resolve(item.op)
         if row is not None:
-            _decode_alu(item, form, row)
+            _decode_alu(item, form, row, module.chip)
         elif not _decode_parameter_load(item, module):
             if _decode_flow(item, module, final.pc):
                 leaders |= {item.pc + 1, *_successors(item)}
