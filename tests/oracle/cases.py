@@ -11,7 +11,7 @@ class Array:
 
     Args:
         name: the kernel's parameter.
-        dtype: Triton's name of the element type.
+        dtype: Triton's name of the element type; e2m1x2, ue8m0 and ue4m3 besides.
         shape: extents, outermost first.
         role: `in`, `out` (starts poisoned) or `sum` (starts with numbers, is added to).
         block: extents of a transfer, outermost first, where the array is passed as a tensor map.

@@ -13,6 +13,7 @@ DTYPES = {
     "fp64": np.float64, "fp32": np.float32, "fp16": np.float16, "bf16": ml_dtypes.bfloat16,
     "fp8e4nv": ml_dtypes.float8_e4m3fn, "fp8e5": ml_dtypes.float8_e5m2,
     "i8": np.int8, "u8": np.uint8, "i32": np.int32, "i64": np.int64,
+    "e2m1x2": np.uint8, "ue8m0": np.uint8, "ue4m3": ml_dtypes.float8_e4m3fn,
 }
 INT32 = (-(2**31), 2**31)
 # Bounds of random integers that a kernel does not take from the whole range of its type.
@@ -30,7 +31,7 @@ EDGES = (0.0, -0.0, np.inf, -np.inf, np.nan, 1e-30, -1e-9, 3e-7, 65519.9, 65520.
 
 
 def numpy_dtype(name: str) -> np.dtype:
-    """NumPy's dtype of a Triton element type."""
+    """NumPy's dtype of an element type; e2m1x2 is two in a byte, ue8m0 its byte."""
     return np.dtype(DTYPES[name])
 
 
@@ -53,6 +54,10 @@ def _bit_patterns(dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
 
 def _input(generator: np.random.Generator, case: Case, arg: Array) -> np.ndarray:
     dtype = numpy_dtype(arg.dtype)
+    if arg.dtype == "ue8m0":  # 2^-7 to 2^6
+        return generator.integers(120, 134, arg.shape).astype(dtype)
+    if arg.dtype == "ue4m3":
+        return generator.uniform(0.25, 4.0, arg.shape).astype(np.float32).astype(dtype)
     if case.name == "widen" and dtype.kind != "i":
         return _bit_patterns(dtype, arg.shape)
     if dtype.kind in "iu" or (case.name, arg.name) in RANGES:

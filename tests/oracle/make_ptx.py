@@ -19,28 +19,30 @@ import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon import GluonASTSource, GluonJITFunction
 
-from oracle import kernels_gemm, kernels_plain
+from oracle import kernels_gemm, kernels_gluon, kernels_plain, kernels_scaled
 from oracle.cases import CASES, Array, Case
 from oracle.tensor_cases import TENSOR_CASES
 
 HERE = Path(__file__).parent
 ACCUMULATORS = {"float32": tl.float32, "int32": tl.int32, "float64": tl.float64}
+# Types of ours that Triton passes as others.
+TYPES = {"e2m1x2": "u8", "ue8m0": "u8", "ue4m3": "fp8e4nv"}
 # Device codes of the tensor map's element types, PTX ISA 9.7.9.28 (tensormap.replace).
 SWIZZLE_BYTES = {0: 0, 1: 32, 2: 64, 3: 128}
 
 
 def _kernel(case: Case):
-    module = kernels_gemm if hasattr(kernels_gemm, case.kernel) else kernels_plain
-    return getattr(module, case.kernel)
+    modules = (kernels_gemm, kernels_plain, kernels_scaled, kernels_gluon)
+    return next(getattr(m, case.kernel) for m in modules if hasattr(m, case.kernel))
 
 
 def _type(arg) -> str:
     if not isinstance(arg, Array):
         return arg.dtype
-    if arg.block:
-        return f"tensordesc<{arg.dtype}{list(arg.block)}>"
-    return f"*{arg.dtype}"
+    dtype = TYPES.get(arg.dtype, arg.dtype)
+    return f"tensordesc<{dtype}{list(arg.block)}>" if arg.block else f"*{dtype}"
 
 
 def _divisible(case: Case, arg) -> bool:
@@ -64,7 +66,8 @@ def compile_case(case: Case):
         for arg in case.args if _divisible(case, arg)
     }
     signature = {name: signature[name] for name in names}
-    source = ASTSource(kernel, signature=signature, constexprs=constants, attrs=attributes)
+    make = GluonASTSource if isinstance(kernel, GluonJITFunction) else ASTSource
+    source = make(kernel, signature=signature, constexprs=constants, attrs=attributes)
     options = {"num_warps": case.warps, "num_stages": case.stages, "num_ctas": case.ctas}
     options |= case.options
     return triton.compile(source, target=GPUTarget("cuda", case.target, 32), options=options)

@@ -68,6 +68,39 @@ def gemm_mn(x: Arrays, case: Case) -> Expected:
     return {"c": _product(x["a"].T, x["b"])}
 
 
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+
+def _wide(x: np.ndarray, fmt: str) -> np.ndarray:
+    """[rows, K] of an 8-bit type, or of two e2m1 a byte, the first in the low half."""
+    if fmt != "e2m1":
+        return as_float64(x)
+    return E2M1[np.stack([x & 15, x >> 4], 2).reshape(len(x), -1)]
+
+
+def _scales(x: np.ndarray, rows: int) -> np.ndarray:
+    """[rows, K / block] from there or from chunks of 128 rows x 4 blocks.
+
+    Byte of a chunk: row % 32 * 16 + row % 128 // 32 * 4 + block % 4 (CUTLASS, Sm1xxBlockScaled).
+    """
+    if x.ndim > 2:
+        r, k = np.indices((rows, x.shape[1] * 4))
+        x = x.reshape(*x.shape[:2], 512)[r // 128, k // 4, r % 32 * 16 + r % 128 // 32 * 4 + k % 4]
+    return 2.0 ** (x.astype(np.float64) - 127) if x.dtype == np.uint8 else as_float64(x)
+
+
+def gemm_scaled(x: Arrays, case: Case) -> Expected:
+    """The products, scaled before they are summed; B stored [N, K]."""
+    wide = []
+    for name, scale, fmt in (("a", "scale_a", "FA"), ("b", "scale_b", "FB")):
+        values = _wide(x[name], case.constants[fmt])
+        factors = _scales(x[scale], len(values))
+        wide.append(values * np.repeat(factors, values.shape[1] // factors.shape[1], 1))
+    a, b = wide
+    size = np.abs(a) @ np.abs(b).T
+    return {"c": Reference(a @ b.T, accumulation(a.shape[1]) * size)}
+
+
 def gemm_kk_sum(x: Arrays, case: Case) -> Expected:
     return {"c": _plus(x["c"], _product(x["a"], x["b"].T), 2)}
 

@@ -43,6 +43,33 @@ def test_deleted_synchronisation_is_reported(line, wanted, seed):
     assert kinds(result) & wanted, str(result)
 
 
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_fence_of_inits_goes_with_a_relaxed_arrive(seed):
+    """Nothing else does: the address of tensor memory needs an order of its own. 9.7.14.4."""
+    arrive = "barrier.cluster.arrive.aligned;"
+    text = pair.text().replace(arrive, "barrier.cluster.arrive.relaxed.aligned;", 1)
+    result, error = pair.run(text.replace(arrive, f"bar.sync 0; {arrive}"), pairs=1, seed=seed)
+    assert kinds(result) == {"race"} and "mbarrier" not in str(result.reports[0].message)
+    text = text.replace("HAVE:", "HAVE: bar.sync 0;")
+    result, error = pair.run(text, pairs=1, seed=seed)
+    clean(result)
+    assert error < ROUNDING
+    result, _ = pair.run(text.replace("fence.mbarrier_init.release.cluster;", ""), pairs=1)
+    assert {"race", "fence"} <= kinds(result)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_modifiers_in_another_order(seed):
+    """As ptxas takes them: the pair's part of a copy before its spaces."""
+    new = "cp.async.bulk.tensor.2d.cta_group::2.shared::cluster.global.mbarrier::complete_tx::bytes"
+    old = ("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+           ".cta_group::2")  # fmt: skip
+    assert old in pair.text()
+    result, error = pair.run(pair.text().replace(old, new), pairs=1, seed=seed)
+    clean(result)
+    assert error < ROUNDING
+
+
 CORRUPTIONS = [
     ("mov.u16 %h1, 3;", "mov.u16 %h1, 1;", {"deadlock"}),  # commits for the even CTA alone
     ("mov.u16 %h1, 3;", "mov.u16 %h1, 7;", {"bounds"}),

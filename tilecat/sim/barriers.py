@@ -49,6 +49,7 @@ class ClusterBarrier:
     collecting: SyncClock
     released: SyncClock
     arrivals: np.ndarray
+    waited: np.ndarray  # the last phase that each warp has waited for
     arrived: int = 0
     phase: int = 0
     waiting: list[Fiber] = field(default_factory=list)
@@ -62,8 +63,9 @@ def reset(machine: Machine) -> None:
     machine.named = {}
     machine.remote, machine.pushes = {}, {}
     machine.cluster_barrier = ClusterBarrier(
-        clocks.new(), clocks.new(), np.zeros(machine.num_threads, np.int64)
-    )
+        clocks.new(), clocks.new(), np.zeros(machine.num_threads, np.int64),
+        np.zeros(machine.num_threads // 32, np.int64),
+    )  # fmt: skip
     machine.exit_clocks = [clocks.new() for _ in range(machine.ctas)]
     directives = machine.program.module.directives
     start = directives.get("maxnreg", (0,))[0] or min(
@@ -182,6 +184,9 @@ def _cluster_arrive(machine: Machine, fiber: Fiber, item: Instruction):
     barrier.collecting.values[0, machine.clocks.start(fiber.lo // machine.block)] = 1
     if "relaxed" not in item.mods:
         machine.clocks.release(*fiber.warps, barrier.collecting)
+    for mbarrier in machine.mbarriers.values():  # a fence of inits goes with a relaxed arrive too
+        if mbarrier.fenced and not mbarrier.published and mbarrier.init_warp in range(*fiber.warps):
+            mbarrier.published = barrier.phase + 1
     _cluster_advance(machine)
     return NEXT
 
@@ -211,6 +216,7 @@ def _cluster_wait(machine: Machine, fiber: Fiber, item: Instruction):
         machine.fault("barrier", item, "wait at the cluster barrier without an arrive before it")
     if barrier.phase >= wanted.max():
         machine.clocks.acquire(*fiber.warps, barrier.released)
+        barrier.waited[slice(*fiber.warps)] = barrier.phase
         return NEXT
     fiber.waits_for = barrier
     barrier.waiting.append(fiber)

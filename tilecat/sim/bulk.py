@@ -105,10 +105,10 @@ def read_map(machine: Machine, item: Instruction, operand: Mem, thread: int):
     if len(coords) != found.rank:
         machine.fault("bounds", item, f"{len(coords)} coordinates for tensor map "
                       f"{found.name} of rank {found.rank}")  # fmt: skip
-    if coords[0] * found.item_bytes % 16:  # measured: tests/gpu/test_launch.py
+    if coords[0] * found.item_bytes % (16 * found.pack):  # measured: tests/gpu/test_launch.py
         machine.fault("align", item, f"tensor map {found.name}: the innermost coordinate "
                       f"{coords[0]} is no multiple of 16 bytes")  # fmt: skip
-    return found, coords
+    return found, found.item_coords(coords)
 
 
 def _destinations(machine: Machine, item: Instruction, thread: int, address: int) -> list[int]:
@@ -179,7 +179,7 @@ def _tensor_load(machine: Machine, fiber: Fiber, item: Instruction) -> None:
         barrier = machine.address(item, item.args[2], thread)
         tile = tile_chunks(machine, offset, encoded.rows, encoded.row_bytes, encoded.swizzle)
         fetch = partial(encoded.load, coords)
-        issue_load(machine, item, thread, dst, barrier, tile, fetch, encoded.num_bytes)
+        issue_load(machine, item, thread, dst, barrier, tile, fetch, encoded.counted_bytes)
 
 
 def flat_side(machine: Machine, item: Instruction, thread: int, shared: Mem, size: object):

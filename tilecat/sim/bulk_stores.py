@@ -157,6 +157,9 @@ def _tensor_store(machine: Machine, fiber: Fiber, item: Instruction) -> None:
     operation = item.info["operation"]
     for thread in machine.active(fiber, item):
         encoded, coords = read_map(machine, item, item.args[0], thread)
+        if encoded.padded:  # cuTensorMapEncodeTiled: 16U4_ALIGN16B is "Load only"
+            machine.fault("tensormap", item, f"tensor map {encoded.name}: {encoded.dtype} can only "
+                          "be loaded")  # fmt: skip
         if coords[0] < 0:  # measured: tests/gpu/test_launch.py
             machine.fault("bounds", item, f"tensor map {encoded.name}: a store begins at the "
                           f"negative innermost coordinate {coords[0]}")  # fmt: skip

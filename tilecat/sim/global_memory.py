@@ -30,7 +30,8 @@ class TensorMap:
         array: NumPy array of rank 1 to 5; strides as the driver takes them.
         box: elements an axis, innermost first.
         swizzle_bytes: 0, 32, 64 or 128.
-        dtype: element type's name, or an object with a `name`.
+        dtype: element type's name, or an object with a `name`; b4x16 and b4x16_p64 are elements
+            of 4 bits, two in each byte of the array.
     """
 
     array: np.ndarray
@@ -180,6 +181,11 @@ class GlobalMemory:
 
 
 _SWIZZLES = (0, 32, 64, 128)
+# Elements of 4 bits go sixteen at a time, 8 bytes; with a gap of as many in shared memory or not.
+# PTX ISA 5.5.1.1.
+_PACKED = {"b4x16": False, "b4x16_p64": True}
+_PACK = 16
+_GAP_BYTE = 0xA5  # the gap is not initialised
 
 
 class EncodedMap:
@@ -189,13 +195,44 @@ class EncodedMap:
         array = source.array
         self.name, self.dtype, self.swizzle = name, source.dtype_name, source.swizzle_bytes
         self.rank, self.box = array.ndim, tuple(int(extent) for extent in source.box)
+        self.pack, self.padded = 1, _PACKED.get(self.dtype, False)
+        if self.dtype in _PACKED:
+            array = self._packed(array, memory)
         self.item_bytes = array.dtype.itemsize
-        self.row_bytes = self.box[0] * self.item_bytes if self.box else 0
+        self.row_bytes = self.box[0] * self.item_bytes * (1 + self.padded) if self.box else 0
         self.rows = int(np.prod(self.box[1:]))
         self.num_bytes = self.rows * self.row_bytes
+        # What a load counts on its mbarrier; of padded elements Triton counts the packed bytes.
+        self.counted_bytes = self.num_bytes // (1 + self.padded)
         self._check(array, memory)
         self.array = array.view(f"u{self.item_bytes}")
         self.typed = array
+
+    def _packed(self, array: np.ndarray, memory: GlobalMemory) -> np.ndarray:
+        """The array in items of sixteen elements; self.pack and self.box follow.
+
+        Rules of the padded type: cuTensorMapEncodeTiled, CU_TENSOR_MAP_DATA_TYPE_16U4_ALIGN16B.
+        """
+        align, whole = (32, 128) if self.padded else (16, 2 * _PACK)
+        extent = 2 * array.shape[-1]
+        steps = [memory.address_of(array), *array.strides[:-1]]
+        rules = [
+            (array.dtype.itemsize == 1, f"an array of bytes, got dtype={array.dtype}"),
+            (extent % whole == 0, f"a multiple of {whole} elements a row, got {extent}"),
+            (not any(step % align for step in steps), f"rows at multiples of {align} bytes"),
+            (not self.padded or self.box[0] == whole, f"inner box {whole}, got {self.box[0]}"),
+            (self.box[0] % whole == 0, f"inner box a multiple of {whole}, got {self.box[0]}"),
+            (not self.padded or self.swizzle in (0, 128), f"swizzle 0 or 128, got {self.swizzle}"),
+        ]
+        for good, text in rules:
+            if not good:
+                raise MachineError(f"tensor map {self.name}: {self.dtype} wants {text}")
+        self.pack, self.box = _PACK, (self.box[0] // _PACK, *self.box[1:])
+        return array.view("u8")
+
+    def item_coords(self, coords: tuple[int, ...]) -> tuple[int, ...]:
+        """Coordinates in items of the array."""
+        return (coords[0] // self.pack, *coords[1:])
 
     def _check(self, array: np.ndarray, memory: GlobalMemory) -> None:
         rules = [
@@ -243,10 +280,19 @@ class EncodedMap:
 
     def load(self, coords: tuple[int, ...]) -> np.ndarray:
         """The box at `coords` as 16-byte chunks, zero outside the tensor."""
+        return self._padded(self._load(coords)) if self.padded else self._load(coords)
+
+    @staticmethod
+    def _padded(chunks: np.ndarray) -> np.ndarray:
+        items = chunks.view("u8")
+        gaps = np.full(len(items), np.full(8, _GAP_BYTE, "u1").view("u8"), "u8")
+        return np.stack([items, gaps], 1).reshape(-1).view("c16")
+
+    def _load(self, coords: tuple[int, ...]) -> np.ndarray:
         shape = self.box[::-1]
         clipped = self.clip(coords)
         if clipped is None:
-            return np.zeros(self.num_bytes, np.uint8).view("c16")
+            return np.zeros(self.counted_bytes, np.uint8).view("c16")
         inner, outer = clipped
         part = self.array[outer]
         if part.shape == shape:

@@ -28,6 +28,7 @@ class MBarrier:
         self.done, self.current = machine.clocks.new(), machine.clocks.new()
         self.waiters: list[Fiber] = []
         self.init_warp, self.init_pc, self.fenced = warp, pc, False
+        self.published = 0  # the cluster barrier's phase that makes the fenced init visible
         self.init_time = int(machine.clocks.know[warp, 0, warp])
         self.agent: int | None = None
         self.issued, self.issued_pc = 0, -1
@@ -93,7 +94,8 @@ def find(
         machine.fault("mbarrier", item, f"{machine.reporter.barrier(*key)} is used before its init")
     if machine.races:
         warp = thread // 32
-        if machine.clocks.know[warp, 0, barrier.init_warp] < barrier.init_time:
+        told = 0 < barrier.published <= machine.cluster_barrier.waited[warp]
+        if not told and machine.clocks.know[warp, 0, barrier.init_warp] < barrier.init_time:
             message = f"{barrier.name(machine)} used with no order after its init"
             machine.report("race", item, message, barrier.init_pc)
     # fence.mbarrier_init makes the init visible in the cluster (9.7.13.4): needed for clusters.

@@ -189,6 +189,10 @@ def _decode_flow(item: Instruction, module: Module, exit_pc: int) -> bool:
 
 
 def _decode_row(item: Instruction, form: tuple[object, ...], table: Table, chip: Chip) -> None:
+    order = table.canonical(item.op)
+    if order != item.op:
+        item.op = order
+        form = form_of(item)
     row = table.row(item, form)
     if row is None and not table.has(item.op):
         raise refuse(item, "instruction or modifier not implemented")

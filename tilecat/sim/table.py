@@ -71,6 +71,20 @@ class Row:
         """First word of the opcode."""
         return re.match(r"\w+", self.pattern)[0]
 
+    def reordered(self, op: str) -> str | None:
+        """The opcode with its words in the order of the pattern, or None if they do not fit."""
+        words, out = op.split("."), []
+        for part in re.split(r"(\{[^}]*\}|\([^)]*\))", self.pattern):
+            choices = part[1:-1].split(",") if part[:1] in ("{", "(") else [part]
+            options = [choice.strip(".").split(".") if choice else [] for choice in choices]
+            found = next((o for o in options if all(word in words for word in o)), None)
+            if found is None and part[:1] != "{":
+                return None
+            for word in found or ():
+                words.remove(word)
+                out.append(word)
+        return None if words else ".".join(out)
+
     def accepts(self, args: tuple) -> bool:
         """Whether the operands have the forms of this row."""
         forms = self.forms.split()
@@ -84,6 +98,11 @@ class Row:
 def form_of(item: Instruction) -> tuple[object, ...]:
     """The opcode, and of each operand its kind, or its bank if it is a register."""
     return (item.op, *[arg.bank if type(arg) is Reg else type(arg) for arg in item.args])
+
+
+# The manual writes modifiers in one order; of these instructions ptxas 13.5 takes them in any
+# (assembled), and compilers make use of it. None of them has types whose order has a meaning.
+_ANY_ORDER = ("cp.async.bulk", "tcgen05")
 
 
 class Table:
@@ -102,6 +121,13 @@ class Table:
     def has(self, op: str) -> bool:
         """Whether any row has the opcode."""
         return any(row.regex.fullmatch(op) for row in self.families.get(op.split(".")[0], ()))
+
+    def canonical(self, op: str) -> str:
+        """The opcode as the manual orders it, where another order is as good."""
+        if not op.startswith(_ANY_ORDER) or self.has(op):
+            return op
+        orders = (row.reordered(op) for row in self.families.get(op.split(".")[0], ()))
+        return next((order for order in orders if order is not None), op)
 
     def row(self, item: Instruction, form: tuple[object, ...]) -> Row | None:
         """The first row with the opcode that accepts such operands."""

@@ -47,9 +47,10 @@ FIELDS = {
 # Values: PTX ISA 9.7.9.28, table "Valid values of new_val": element types, swizzle modes.
 ELEMENTS = {
     0: "u8", 1: "u16", 2: "u32", 3: "s32", 4: "u64", 5: "s64", 6: "f16", 7: "f32", 8: "f32",
-    9: "f64", 10: "bf16", 11: "f32", 12: "f32",
+    9: "f64", 10: "bf16", 11: "f32", 12: "f32", 13: "b4x16", 14: "b4x16_p64",
 }  # fmt: skip
-_ITEM_BYTES = {"u8": 1, "u16": 2, "f16": 2, "bf16": 2, "u64": 8, "s64": 8, "f64": 8}
+_ITEM_BYTES = {"u8": 1, "u16": 2, "f16": 2, "bf16": 2, "u64": 8, "s64": 8, "f64": 8, "b4x16": 1,
+               "b4x16_p64": 1}  # fmt: skip
 SWIZZLES = {0: 0, 1: 32, 2: 64, 3: 128}
 
 
@@ -243,6 +244,8 @@ def decode(machine: Machine, data: np.ndarray) -> EncodedMap:
     kind = ELEMENTS[one["elemtype"]]
     item_bytes = _ITEM_BYTES.get(kind, 4)
     extents = get(data, "global_dim")[:rank]
+    if kind.startswith("b4"):  # two in a byte
+        extents[0] //= 2
     strides = [item_bytes, *get(data, "global_stride")[: rank - 1]]
     name, array = _array(machine, one["global_address"], item_bytes, extents, strides)
     box = tuple(get(data, "box_dim")[:rank])
