@@ -180,6 +180,7 @@ from .tiles import gl, inout, rt, rv, st, sv, tt
 
 # isort: split
 # Kernels are written against the names above.
+from .attention_backward_call import attention_backward
 from .kernels import epilogues
 from .operators import attention, grouped_matmul, matmul
 
@@ -193,6 +194,7 @@ __all__ = [
     "atomic_max",
     "atomic_min",
     "attention",
+    "attention_backward",
     "barrier",
     "barrier_arrive",
     "barrier_sync",

@@ -37,7 +37,8 @@ from ..tiles import TensorTileType
 from .barriers import Barrier
 from .scalars import operand_of
 from .sections import WARPGROUP_THREADS
-from .values import RegTile, _NoPythonValue, spans_of
+from .spans import spans_of
+from .values import RegTile, _NoPythonValue
 
 COLUMN_STEP = 32  # tiles start at multiples of what is allocated at least (PTX ISA 9.7.16.7.1)
 

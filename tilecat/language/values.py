@@ -23,6 +23,7 @@ from ..tiles import (
 )
 from .products import record_mma
 from .scalars import Scalar, TileOperand, map_scalars, operand_of
+from .spans import spans_of
 
 VECTOR_UNIT_BYTES = 16  # a shared vector is a multiple of: what bulk copies move
 
@@ -66,30 +67,6 @@ def scalars_alone(sources: tuple[Any, ...]) -> bool:
 def compare_elements(name: str, a: Any, b: Any) -> Any:
     """A tile or vector of conditions, `a CMP b` element by element."""
     return wrap(add(CompareElements(name, source_of(a, name), source_of(b, name))).result)
-
-
-def spans_of(
-    name: str, index: Any, shape: tuple[int, int]
-) -> tuple[tuple[int, int], tuple[int, int]]:
-    """First and extent of each axis of a compile-time slice `[a:b, c:d]`.
-
-    Raises:
-        LayoutError: not two slices of ints, or an empty one.
-    """
-    items = index if isinstance(index, tuple) else (index,)
-    found = []
-    for item, extent in zip((*items, slice(None)), shape, strict=False):
-        bounds = (item.start, item.stop, item.step) if isinstance(item, slice) else (item,)
-        known = isinstance(item, slice) and all(b is None or type(b) is int for b in bounds)
-        first, last, step = item.indices(extent) if known else (0, 0, 0)
-        if step != 1 or first >= last or len(items) > 2:
-            raise LayoutError(
-                f"slice: a part of a {name} is rows and columns, compile-time and not empty, "
-                f"got {index!r} of {shape[0]} x {shape[1]}",
-                hint="tile[:, 32:64]",
-            )
-        found.append((first, last - first))
-    return found[0], found[1]
 
 
 class _NoPythonValue:
@@ -338,6 +315,20 @@ class SharedTile(_NoPythonValue):
         layout, start = kind.layout.part(row, rows, col, cols)
         part = SharedTileType(kind.dtype, rows, cols, kind.order, layout.swizzle_bytes)
         return SharedTile(add(ViewShared(self.value, 1, start, part)).result)
+
+    def part(self, index: Any, parts: int) -> SharedTile:
+        """Part `index`, an int or a run-time scalar, of `parts` equal ones, sharing its bytes.
+
+        Whole panels along the contiguous axis: part i of two of `st[bf16, 64, 128]` is its columns
+        64 i to 64 i + 63.
+
+        Raises:
+            LayoutError: parts that are no whole panels.
+        """
+        kind, one = self.type, self.type.layout.share(parts)
+        part = SharedTileType(kind.dtype, one.rows, one.cols, kind.order, one.swizzle_bytes)
+        view = ViewShared(self.value, operand_of(index, "part"), one.num_bytes, part)
+        return SharedTile(add(view).result)
 
     def __repr__(self) -> str:
         """Its type."""

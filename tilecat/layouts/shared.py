@@ -195,6 +195,28 @@ class SharedLayout:
             hint="make it two tiles, or give it a narrower swizzle",
         )
 
+    def share(self, parts: int) -> SharedLayout:
+        """The layout of one of `parts` equal parts along the contiguous axis, one after another.
+
+        Raises:
+            LayoutError: parts that are no whole panels.
+        """
+        if isinstance(parts, bool) or not isinstance(parts, int) or (
+            parts < 1 or self.num_panels % parts
+        ):
+            axis = "columns" if self.order == "row" else "rows"
+            raise LayoutError(
+                f"part: parts of a shared tile are equal, and whole panels of {self.panel_elems} "
+                f"{axis}, got {parts!r} of {self.rows} x {self.cols}",
+                hint=f"a number that divides {self.num_panels}",
+            )
+        rows, cols = self.rows, self.cols
+        if self.order == "row":
+            cols //= parts
+        else:
+            rows //= parts
+        return SharedLayout(self.dtype, rows, cols, self.order, self.swizzle_bytes)
+
     @property
     def panel_map(self) -> LinearMap:
         """One panel's plain byte (line * pitch_bytes + byte) to its place in shared memory.

@@ -86,10 +86,18 @@ class Budget:
     def mover(self) -> int:
         """Registers of who only moves data.
 
-        40; 32 beside three warpgroups, whose share is a multiple of 8 then; else the least.
+        40; 32 beside three warpgroups, whose share is a multiple of 8 then; the least where the
+        roles ask for more than that leaves, and else.
         """
         least = self.arch.limit("setmaxnreg_min")
-        return {1: 40, 2: 40, 3: 32}.get(self.warpgroups, least)
+        usual = {1: 40, 2: 40, 3: 32}.get(self.warpgroups, least)
+        asked = sum((d.registers or 0) * d.warpgroups for d in self.demands)
+        return usual if asked <= self._pool(usual) else least
+
+    def _pool(self, mover: int) -> int:
+        """What the roles have together, a thread of each warpgroup."""
+        service = self.movers // WARPGROUP_THREADS
+        return self.launch * (self.warpgroups + service) - mover * service
 
     def split(self) -> dict[str, int]:
         """Registers a thread of each role: what is asked for or needed, and the rest evenly.
@@ -100,8 +108,7 @@ class Budget:
         low, high = self.arch.limit("setmaxnreg_min"), self.arch.limit("setmaxnreg_max")
         for demand in self.demands:
             _check(demand, low, high)
-        service = self.movers // WARPGROUP_THREADS
-        pool = self.launch * (self.warpgroups + service) - self.mover * service
+        pool = self._pool(self.mover)
         got = {d.name: d.registers or _rounded(max(d.needs, low)) for d in self.demands}
         left = pool - sum(got[d.name] * d.warpgroups for d in self.demands)
         if left < 0:

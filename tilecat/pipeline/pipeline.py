@@ -114,20 +114,36 @@ class Pipeline:
     # ---- what the kernel declares
 
     def input(
-        self, kind: SharedTileType | SharedVecType, *, count: int = 1, ring: str = "stage"
-    ) -> Slots:
+        self, kind: SharedTileType | SharedVecType, *, count: int = 1, ring: str = "stage",
+        rate: str = "step",
+    ) -> Slots:  # fmt: skip
         """`count` tiles, or vectors, loaded each step, through the ring of that name.
 
         Inputs of one ring fill and empty together; a ring of its own lets a tile be given back
         earlier.
+
+        Args:
+            kind: one tile, or vector.
+            count: how many a stage.
+            ring: the ring's name.
+            rate: "step", or "task": loaded once a task, by `@pipe.begin`, for all consumers, which
+                use it in `consume`. Its ring has one stage.
 
         Scope: CTA, before the holes.
         """
         if not isinstance(kind, SharedVecType):
             check_tile("pipe.input", kind)
         check_int(f"{self.template}: count", count, 1, MAX_COUNT, self.builder.loc())
+        if rate not in ("step", "task"):
+            raise ScopeError(f'pipe.input: rate is "step" or "task", got {rate=}')
         if ring not in self.inputs:
-            self.inputs[ring] = Ring(ring, self.stages)
+            depth = 1 if rate == "task" else self.stages
+            self.inputs[ring] = Ring(ring, depth, rate=rate)
+        if self.inputs[ring].rate != rate:
+            raise ScopeError(
+                f"pipe.input: the inputs of a ring are loaded at one rate, got {rate=} in {ring}, "
+                f"which is loaded once a {self.inputs[ring].rate}", hint='ring="of_task"',
+            )  # fmt: skip
         slots = Slots(self.inputs[ring], kind, count, name_of("input"))
         self.slots.setdefault(ring, []).append(slots)
         return slots
@@ -261,8 +277,18 @@ class Pipeline:
                 f"{self.template}: a scratch tile needs the hole `begin`", loc=self.loc,
                 hint="@pipe.begin",
             )  # fmt: skip
-        if not self.inputs:
-            raise ScopeError(f"{self.template}: needs at least one pipe.input", loc=self.loc)
+        if all(ring.rate == "task" for ring in self.inputs.values()):
+            raise ScopeError(
+                f"{self.template}: needs at least one pipe.input of each step", loc=self.loc
+            )
+        for ring in (ring for ring in self.inputs.values() if ring.rate == "task"):
+            wrong = [r for r in self.roles if "consume" not in r.holes or r.alternate]
+            if "begin" not in self.holes or wrong:
+                raise ScopeError(
+                    f"{self.template}: an input of a task is loaded in the hole `begin` and used "
+                    f"in `consume`, by consumers that share tasks, got ring {ring.name}",
+                    loc=ring.loc, hint="@pipe.begin, @pipe.consume",
+                )  # fmt: skip
 
     def _place_threads(self) -> None:
         kernel, arch = self.builder.kernel, self.builder.arch
@@ -364,28 +390,33 @@ class Pipeline:
             issue.trace(first + number * WARP_THREADS)
 
     def _produce(self) -> None:
-        scratches, rings = self.scratches, list(self.inputs.items())
+        scratches = self.scratches
         for ring in (*self.inputs.values(), *(s.ring for s in scratches)):
             ring.begin(self.producer)
         for task in self.tasks_of_cta():
             for scratch in scratches:
                 scratch.loading = True
-            self.holes.call("begin", task)
+            self._fill("task", "begin", task)
             for scratch in scratches:
                 scratch.loading = False
                 scratch.finish_step()
             for step in range_(self.steps_of(task)):
-                for _, ring in rings:
-                    ring.loading = True
-                self.holes.call("load", task, step)
-                for name, ring in rings:
-                    ring.loading = False
-                    finish_step(ring, self.slots[name])
+                self._fill("step", "load", task, step)
             for ring in self.passed_on:
                 ring.pass_on()
-        for _, ring in rings:
+        for ring in self.inputs.values():
             if ring.shared or self.issues:  # arrivals that outlive who waits for them
                 ring.drain()
+
+    def _fill(self, rate: str, hole: str, *args: Any) -> None:
+        """A hole of the producer, which fills the rings of its rate."""
+        rings = {name: ring for name, ring in self.inputs.items() if ring.rate == rate}
+        for ring in rings.values():
+            ring.loading = True
+        self.holes.call(hole, *args)
+        for name, ring in rings.items():
+            ring.loading = False
+            finish_step(ring, self.slots[name])
 
 
 def check_int(name: str, value: Any, low: int, high: int, loc: Loc | None) -> None:

@@ -108,11 +108,16 @@ class Ring:
         depth: stages.
         parts: copies of the barriers, each for one warpgroup that reads alone; 0: all read all.
         writer: the role whose threads fill it; None: the producer.
+        rate: how often the producer fills it, once a "step" or once a "task".
     """
 
-    def __init__(self, name: str, depth: int, *, parts: int = 0, writer: Party | None = None):
+    def __init__(
+        self, name: str, depth: int, *, parts: int = 0, writer: Party | None = None,
+        rate: str = "step",
+    ):  # fmt: skip
         self.name = name
         self.depth = depth
+        self.rate = rate
         self.writer = writer
         self.loc: Loc | None = current().loc()
         self.parts = parts
@@ -224,6 +229,13 @@ class Ring:
             there = None if rank is None else operand_of(rank)
             add(Arrive(self.empty.result, place, condition, rank=there))  # type: ignore[arg-type]
 
+    def give_back_before(self, when: Any) -> None:
+        """One arrival on the empty barrier of the stage before the one the party is at."""
+        self.look()
+        first = named(self.stage == 0, "first")
+        last = named(self.stage - 1, "before")
+        self.give_back(named(select(first, self.depth - 1, last), "before"), when)
+
     def release(self) -> None:
         """Gives the stage back and goes on."""
         self.give_back(self.stage)
@@ -248,9 +260,11 @@ class Ring:
     def acquire(self) -> None:
         """Waits for the stage to be empty and announces its bytes, once a step."""
         if not self.loading:
+            hole = "load" if self.rate == "step" else "begin"
             raise ScopeError(
-                "load_async: inputs are loaded in the pipeline's load hole",
-                hint="@pipe.load; what a task needs once is pipe.scratch, loaded in @pipe.begin",
+                f"load_async: inputs are loaded in the pipeline's {hole} hole",
+                hint="@pipe.load; what a task needs once is pipe.scratch, or an input of "
+                'rate="task", loaded in @pipe.begin',
             )
         if self.acquired is not None:
             return

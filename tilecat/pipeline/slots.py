@@ -83,6 +83,44 @@ class Slots:
         """
         self.ring.release()
 
+    def advance(self) -> None:
+        """Consumer: goes to the next stage, and keeps this one until `release_before`.
+
+        Raises:
+            SyncError: a ring of one stage.
+
+        Scope: the consume hole. PTX: none.
+        """
+        if self.ring.depth == 1:
+            raise SyncError(
+                f"advance: a stage is kept beside the next, got {self.name} in a ring of one",
+                hint="stages=2",
+            )
+        self.ring.advance()
+
+    def release_before(self, when: Any = True) -> None:
+        """Consumer: gives back the stage before the current one, after `advance`.
+
+        For products that go on over the next stage's beginning:
+
+            for step in tc.range(steps):
+                q.wait()
+                tc.mma_ABt(s, k, q, accumulate=False)
+                tc.mma_wait(1)                        # S, and what the step before left
+                q.release_before(step > 0)
+                ...
+                tc.mma_AB(dk, ds, q)                  # left under way
+                q.advance()
+            tc.mma_wait()
+            q.release_before()
+
+        Args:
+            when: a condition; nothing is given back where it is false.
+
+        Scope: the consume hole. PTX: `mbarrier.arrive`.
+        """
+        self.ring.give_back_before(when)
+
     def claim(self) -> None:
         """Who fills an output: waits until the current stage is empty.
 

@@ -33,7 +33,8 @@ class Consumers(Pipeline):
     """A pipeline with one role: consumer warpgroups that are all alike."""
 
     def __init__(
-        self, template: str, *, consumers: int, pingpong: bool | str = False, **options: Any
+        self, template: str, *, consumers: int, pingpong: bool | str = False,
+        registers: int | None = None, **options: Any,
     ):  # fmt: skip
         super().__init__(template, **options)
         check_int(f"{template}: consumers", consumers, 1, MAX_CONSUMERS, self.loc)
@@ -50,7 +51,7 @@ class Consumers(Pipeline):
                              loc=self.loc, hint="pingpong=True, or tc.lcf")  # fmt: skip
         self.consumers = consumers
         self.pingpong = pingpong is True
-        self.role = Role(self, "consumer", consumers, owner="pipe")
+        self.role = Role(self, "consumer", consumers, registers, owner="pipe")
         self.role.take_turns(pingpong == TASKS)
         self.roles.append(self.role)
         self.builder.kernel.facts.update(consumers=consumers)
@@ -176,6 +177,8 @@ class Lcf(Consumers):
         exclusive: no other CTA of the SM has tensor memory, and this one up to 576 columns
             (sm_107a).
         oversized: shared memory up to 327 KiB a CTA (sm_107a), for deeper rings.
+        registers: of a consumer's thread, a multiple of 8 from 24 to 240; None for all that a
+            producer with 40 leaves.
     """
 
     def output(self, kind: SharedTileType) -> Output:
@@ -311,6 +314,7 @@ def lcf(
     *, consumers: int, stages: int, tasks: Schedule, steps: Any, pingpong: bool | str = False,
     cluster: int = 1, blocks_per_sm: int = 1, persistent: bool = True, wide_k: bool = False,
     exclusive: bool = False, oversized: bool = False,
+    registers: int | None = None,
 ) -> Lcf:  # fmt: skip
     """A load-compute-finish pipeline (see `Lcf`).
 
@@ -318,7 +322,7 @@ def lcf(
     """
     return Lcf(
         "lcf", consumers=consumers, stages=stages, tasks=tasks, steps=steps, pingpong=pingpong,
-        cluster=cluster, blocks_per_sm=blocks_per_sm, persistent=persistent,
+        cluster=cluster, blocks_per_sm=blocks_per_sm, persistent=persistent, registers=registers,
         controls=Controls(wide_k=wide_k, exclusive=exclusive, oversized=oversized),
     )  # fmt: skip
 

@@ -1,0 +1,82 @@
+"""Gradients of attention in float64 NumPy, and how far a kernel may be from them.
+
+The kernel rounds P and dS to the dtype before it multiplies them, and reads O rounded; sums are in
+f32. Each rounding is to nearest, of either sign: `DEVIATIONS` times the root sum of squares bounds
+what they add up to, all but surely (tests/reference.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from reference import DEVIATIONS, Reference, accumulation, as_float64, as_numpy, half_ulp
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """What the forward gives, and the exact gradients."""
+
+    out: np.ndarray
+    lse: np.ndarray
+    dq: Reference
+    dk: Reference
+    dv: Reference
+
+
+def gradients(
+    q: Any, k: Any, v: Any, dout: Any, scale: float | None = None, seen: Any = None,
+) -> Gradients:  # fmt: skip
+    """Of softmax(scale Q K^T) V.
+
+    Args:
+        q, dout: [B, H, Lq, D], [B, H, Lq, Dv].
+        k, v: [B, Hkv, Lk, D], [B, Hkv, Lk, Dv].
+        scale: 1 / sqrt(D) if None.
+        seen: which keys a query sees, broadcast to [B, H, Lq, Lk]; None for all.
+    """
+    dtype, group = as_numpy(q).dtype, q.shape[1] // k.shape[1]
+    q, k, v, dout = (as_float64(x) for x in (q, k, v, dout))
+    wide_k, wide_v = (np.repeat(x, group, axis=1) for x in (k, v))
+    scale = q.shape[3] ** -0.5 if scale is None else scale
+    s = scale * (q @ wide_k.swapaxes(2, 3))
+    s = s if seen is None else np.where(seen, s, -np.inf)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        largest = s.max(-1, keepdims=True, initial=-np.inf)
+        weights = np.exp(s - np.where(np.isfinite(largest), largest, 0.0))
+        total = weights.sum(-1, keepdims=True)
+        p = np.where(total > 0, weights / total, 0.0)
+        lse = np.where(total > 0, largest + np.log(total), -np.inf)[..., 0]
+    out = p @ wide_v
+    dp = dout @ wide_v.swapaxes(2, 3)
+    delta = (dout * out).sum(-1, keepdims=True)
+    ds = p * (dp - delta)
+    ulp, keys, queries = half_ulp(dtype), k.shape[2], q.shape[2]
+    off = ulp * np.sqrt((dout**2 * out**2).sum(-1, keepdims=True))  # of delta: O is rounded
+    sums = (accumulation(q.shape[3]) + accumulation(v.shape[3]) + 2.0**-20) * p * (
+        (np.abs(dout) @ np.abs(wide_v).swapaxes(2, 3)) + np.abs(delta)
+    ) * (1 + np.abs(s - lse[..., None].clip(-1e30)).clip(max=100.0))
+    per_ds = sums + accumulation(max(keys, queries)) * np.abs(ds)
+
+    def over_group(x: np.ndarray) -> np.ndarray:
+        return x.reshape(x.shape[0], k.shape[1], group, *x.shape[2:]).sum(2)
+
+    def spread(weights: np.ndarray, x: np.ndarray) -> np.ndarray:
+        return (weights**2) @ (x**2)
+
+    dq_var = spread(ulp * ds, wide_k) + (off * np.abs(p @ wide_k)) ** 2
+    dk_var = spread((ulp * ds).swapaxes(2, 3), q) + spread((off * p).swapaxes(2, 3), q)
+    dv_var = spread((ulp * p).swapaxes(2, 3), dout)
+    p_error = 2.0**-17 * p * (1 + np.abs(s - lse[..., None].clip(-1e30)).clip(max=100.0))
+    return Gradients(
+        out, lse,
+        Reference(scale * (ds @ wide_k),
+                  scale * (DEVIATIONS * np.sqrt(dq_var) + per_ds @ np.abs(wide_k))),
+        Reference(over_group(scale * (ds.swapaxes(2, 3) @ q)),
+                  scale * (DEVIATIONS * np.sqrt(over_group(dk_var))
+                           + over_group(per_ds.swapaxes(2, 3) @ np.abs(q)))),
+        Reference(over_group(p.swapaxes(2, 3) @ dout),
+                  DEVIATIONS * np.sqrt(over_group(dv_var))
+                  + over_group(p_error.swapaxes(2, 3) @ np.abs(dout))),
+    )  # fmt: skip

@@ -1,0 +1,224 @@
+"""Softmax attention, backward: dQ, dK and dV from dO, in three kernels.
+
+`attention_delta` makes what the gradients need of each query, and zeroes the sums of dQ.
+`attention_backward` has a task a block of keys: its CTA walks the blocks of 64 queries, for all
+heads that share the keys. Scores stand transposed, one row a key: S^T = K Q^T and dP^T = V dO^T lie
+in the registers of the consumer that has the keys, so P^T and dS^T are A operands of dV += P^T dO
+and dK += dS^T Q. dS^T also goes through shared memory, where all consumers read all of it: each
+makes its columns of dQ = dS K and adds them to f32 sums in global memory, in register order.
+`attention_dq` brings those in order.
+
+    producer      k, v, q[0], do[0], q[1], do[1], ...
+    tensor cores  S dP | dV | dQ dK | S dP | dV | dQ dK ...
+    threads            P   dS     add dQ     P   dS
+
+P is computed while dP is under way, dS beside dV, dQ is added beside dK, which ends in the next
+step. Barriers: `full` and `empty` of k and of v, of each stage of q, do and the statistics; a named
+barrier where dS of all consumers is there (twice in shared memory: one is read as the next is
+written); each consumer's own.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import tilecat as tc
+from tilecat import DTypeVar, bf16, f16, f32, gl, inout, rt, rv, st, sv
+
+T = DTypeVar("T", bf16, f16)
+LOG2_E = math.log2(math.e)
+ROWS = 64  # queries of a block, and keys of a consumer
+COLS = 32  # of O and dO that are multiplied at a time
+MEETING = 9  # named barrier where dS of all consumers is there
+REGISTERS = 240  # of a consumer of two: what setmaxnreg leaves beside a producer with 24
+
+
+@tc.kernel
+def attention_delta(O: gl[T, "B", "H", "Lq", "Dv"], dO: gl[T, "B", "H", "Lq", "Dv"],
+                    LSE: gl[f32, "B", "H", "Lq"], Stats: gl[f32, "B", "H", "blocks", 128],
+                    Sums: inout[f32, "B", "H", "elems"], *, dim, dim_v, warpgroups=4):  # fmt: skip
+    """Of each block of 64 queries: log2(e) LSE and delta = rowsum(dO O), 64 each; zeros in Sums.
+
+    Rows beyond Lq, and rows without a key (LSE = -inf), get +inf and 0: their P is 0.
+    """
+    heads, blocks = O.size(1), Stats.size(2)
+    with tc.warpgroup(warpgroups) as number:
+        zeros = tc.shared(sv[f32, ROWS * dim])
+        for i in range(dim // 16):
+            tc.store(zeros.part(i, dim // 16), tc.zeros(rv[f32, 1024, "plain"]))
+        tc.cta_sync()
+        first, step = tc.cta_id() * warpgroups + number, tc.num_ctas() * warpgroups
+        for task in tc.range(first, O.size(0) * heads * blocks, step):
+            plane = task // blocks
+            block, batch = task - plane * blocks, plane // heads
+            head = plane - batch * heads
+            tc.store_bulk(Sums.at(batch, head, block * (ROWS * dim)), zeros)
+            delta = tc.zeros(rv[f32, ROWS, "row", "partial"])
+            for part in range(dim_v // COLS):
+                o, do = (tc.load(x[batch, head, block, part], rt[O.dtype, ROWS, COLS])
+                         for x in (O, dO))  # fmt: skip
+                delta += tc.row_sum(tc.cast(o, f32) * tc.cast(do, f32), partial=True)
+            lse = tc.load(LSE[batch, head, block], rv[f32, ROWS], fill=-math.inf)
+            dead, stats = lse == -math.inf, Stats[batch, head, block, :]
+            tc.store(stats.at(0), tc.select(dead, math.inf, lse * LOG2_E))
+            tc.store(stats.at(ROWS), tc.select(dead, 0.0, tc.total(delta)))
+        tc.store_wait(read=False)
+
+
+@dataclass(eq=False)
+class Consumer:
+    """One consumer's work on one block of queries.
+
+    Args:
+        pipe: the pipeline.
+        count: consumers.
+        k, v, q, do, stats: its inputs.
+        dk, dv: sums in registers.
+        side: which half of `shared_ds` is written, 0 or 1, a variable.
+    """
+
+    pipe: Any
+    count: int
+    k: Any
+    v: Any
+    q: Any
+    do: Any
+    stats: Any
+    dk: Any
+    dv: Any
+    side: Any
+
+    def __post_init__(self) -> None:
+        """Its registers and shared memory."""
+        dtype, self.width = self.q.kind.dtype, self.q.kind.cols // self.count
+        self.shared_ds = tc.shared(st[dtype, ROWS, ROWS], 2 * self.count)
+        self.shared_dq = tc.shared(sv[f32, ROWS * self.width], self.count)
+        self.s, self.dp = tc.empty(rt[f32, ROWS, ROWS]), tc.empty(rt[f32, ROWS, ROWS])
+        self.p = tc.empty(rt[dtype, ROWS, ROWS])
+        self.dq = self.dp[:, : self.width]  # in registers of dP, which dS has left
+
+    def step(self, again, log2_scale, keys, place):
+        """dK, dV and dQ of a block; dK is left under way.
+
+        Args:
+            again: whether it is not the task's first.
+            log2_scale: of the scores, for exponents of two.
+            keys: how many of its keys there are.
+            place: where its columns of dQ are added.
+        """
+        mine, s, dp = self.pipe.consumer, self.s, self.dp
+        self.q.wait()
+        tc.mma_ABt(s, self.k[mine], self.q, accumulate=False)
+        tc.mma_ABt(dp, self.v[mine], self.do, accumulate=False)
+        tc.mma_wait(1)
+        self.q.release_before(again)
+        lse = tc.load(self.stats.tile.part(0, 2), rv[f32, ROWS, "col"])
+        tc.exp2(tc.fma(s, log2_scale, -lse, out=s), out=s)
+        tc.mask_rows(s, keys, 0.0)
+        tc.mma_AB(self.dv, tc.cast(s, self.p.dtype, out=self.p), self.do)
+        tc.mma_wait(1)
+        delta = tc.load(self.stats.tile.part(1, 2), rv[f32, ROWS, "col"])
+        tc.mul(dp - delta, s, out=dp)
+        ds = [self.shared_ds[self.side * self.count + i] for i in (mine, *range(self.count))]
+        tc.store(ds[0], tc.cast(dp, self.p.dtype))
+        tc.fence_async()
+        tc.barrier_sync(MEETING, 128 * self.count)
+        for i, other in enumerate(ds[1:]):
+            columns = self.k[i].tile.part(mine, self.count)
+            tc.mma_AtB(self.dq, other, columns, accumulate=i > 0)
+        tc.mma_AB(self.dk, ds[0], self.q)
+        tc.mma_wait(1)
+        self.q.advance()
+        self.side.set(self.side ^ 1)
+        tc.store_wait()
+        tc.sync()
+        tc.store(self.shared_dq[mine], tc.register_order(self.dq))
+        tc.sync()
+        tc.store_bulk(place, self.shared_dq[mine], add_=True)
+
+
+@tc.kernel
+def attention_backward(
+    Q: gl[T, "B", "H", "Lq", "D"], K: gl[T, "B", "Hkv", "Lk", "D"],
+    V: gl[T, "B", "Hkv", "Lk", "Dv"], dO: gl[T, "B", "H", "Lq", "Dv"],
+    Stats: gl[f32, "B", "H", "blocks", 128],
+    Sums: inout[f32, "B", "H", "elems"], dK: gl[T, "B", "Hkv", "Lk", "D"],
+    dV: gl[T, "B", "Hkv", "Lk", "Dv"], scale: f32, *, dim, dim_v, consumers=2, stages=2,
+):  # fmt: skip
+    """dK, dV, and dQ / scale added to Sums: blocks of 64 queries in register order."""
+    blocks, group = Stats.size(2), Q.size(1) // K.size(1)
+    tasks = tc.sequence_first(tc.cdiv(K.size(2), ROWS * consumers), K.size(1), K.size(0))
+    pipe = tc.lcf(consumers=consumers, stages=stages, tasks=tasks, steps=blocks * group,
+                  registers=REGISTERS)  # fmt: skip
+    k = pipe.input(st[K.dtype, ROWS, dim], count=consumers, ring="k", rate="task")
+    v = pipe.input(st[K.dtype, ROWS, dim_v], count=consumers, ring="v", rate="task")
+    q, do = pipe.input(st[K.dtype, ROWS, dim]), pipe.input(st[K.dtype, ROWS, dim_v])
+    stats = pipe.input(sv[f32, 2 * ROWS])
+    out = pipe.output(st[K.dtype, ROWS, dim])
+    dk, dv = tc.empty(rt[f32, ROWS, dim]), tc.empty(rt[f32, ROWS, dim_v])
+    work = Consumer(pipe, consumers, k, v, q, do, stats, dk, dv, tc.var(0))
+
+    def query(task, step):
+        member = step // blocks
+        return task.head * group + member, step - member * blocks
+
+    @pipe.begin
+    def _(task):
+        for i in range(consumers):
+            place = task.batch, task.head, task.tile * consumers + i, 0
+            tc.load_async(k[i], K[*place])
+            tc.load_async(v[i], V[*place])
+
+    @pipe.load
+    def _(task, step):
+        head, block = query(task, step)
+        for tile, tensor in ((q, Q), (do, dO), (stats, Stats)):
+            tc.load_async(tile, tensor[task.batch, head, block, 0])
+
+    @pipe.consume
+    def _(task, steps):
+        keys = K.size(2) - (task.tile * consumers + pipe.consumer) * ROWS
+        tc.fill(dk, 0.0)
+        tc.fill(dv, 0.0)
+        k.wait()
+        v.wait()
+        for step in tc.range(steps):
+            head, block = query(task, step)
+            part = (block * consumers + pipe.consumer) * (ROWS * work.width)
+            work.step(step > 0, scale * LOG2_E, keys, Sums.at(task.batch, head, part))
+        tc.mma_wait()
+        q.release_before(steps > 0)
+        k.release()
+        v.release()
+
+    @pipe.finish
+    def _(task):
+        tile = task.tile * consumers + pipe.consumer
+        out.store(dV[task.batch, task.head, tile, 0], dv)
+        out.store(dK[task.batch, task.head, tile, 0], dk * scale)
+
+
+@tc.kernel
+def attention_dq(Sums: gl[f32, "B", "H", "elems"], dQ: gl[T, "B", "H", "Lq", "D"], scale: f32,
+                 *, dim, consumers=2, warpgroups=4):  # fmt: skip
+    """The gradient of Q, scale Sums, which `attention_backward` has left in register order."""
+    heads, blocks, width = dQ.size(1), tc.cdiv(dQ.size(2), ROWS), dim // consumers
+    kind = rv[f32, ROWS * width, "plain"]
+    with tc.warpgroup(warpgroups) as number:
+        room = tc.shared(st[dQ.dtype, ROWS, width], warpgroups)
+        first, step = tc.cta_id() * warpgroups + number, tc.num_ctas() * warpgroups
+        for task in tc.range(first, dQ.size(0) * heads * blocks * consumers, step):
+            place, part = task // consumers, task % consumers
+            plane = place // blocks
+            block, batch = place - plane * blocks, plane // heads
+            head = plane - batch * heads
+            sums = tc.load(Sums.at(batch, head, (block * consumers + part) * kind.length), kind)
+            tc.store_wait()
+            tc.sync()
+            dq = tc.from_register_order(sums, rt[f32, ROWS, width]) * scale
+            tc.store(room[number], tc.cast(dq, dQ.dtype))
+            tc.sync()
+            tc.store_async(dQ[batch, head, block, part], room[number])
+        tc.store_wait()
