@@ -383,7 +383,7 @@ OPERATORS = Family(
     "On NumPy arrays and CPU tensors they run on the PTX machine, on CUDA tensors on the GPU.",
     ("matmul", "epilogues", *(f"epilogues.{name}" for name in READY),
      *(f"at.{name}" for name in ("tile", "row_vector", "col_vector", "scalar")),
-     "grouped_matmul", "attention"),
+     "grouped_matmul", "attention", "attention_backward"),
     (
         E("matmul", "a = np.ones((70, 40), np.float16)\nc = tc.matmul(a, a.T)", "(c == 40).all()"),
         E("epilogues epilogues.bias epilogues.gelu", """
@@ -418,6 +418,10 @@ y = tc.grouped_matmul(x, w, ends=np.array([30, 30, 70], np.int32))
 """, ("(y[:30] == 0).all()", "(y[30:] == 80).all()")),
         E("attention", "q = np.ones((1, 2, 70, 32), np.float16)\no = tc.attention(q, q, q)",
           "np.allclose(o, 1, rtol=1e-3)"),
+        E("attention_backward", """
+q, lse = np.ones((1, 2, 70, 128), np.float16), np.full((1, 2, 70), 128**0.5 + np.log(70), "f4")
+dq, dk, dv = tc.attention_backward(q, q, q, q, q, lse)
+""", ("np.allclose(dq, 0, atol=1e-3)", "np.allclose(dv, 1, rtol=1e-2)")),
     ),
     objects={"epilogues": epilogues, "at": epilogues.Where},
 )  # fmt: skip

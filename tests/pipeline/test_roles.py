@@ -130,8 +130,8 @@ def test_registers_of_a_role_are_legal(registers: Any, message: str):
 def test_registers_of_roles_fit_together():
     error = pytest.raises(ResourceError, scan(registers=256, others=232).compile).value
     assert error.message == (
-        "registers: the 2 warpgroups of the roles have 480 together, a thread of each, "
-        "got score: 1 x 256, state: 1 x 232: 8 too many"
+        "registers: the 2 warpgroups of the roles have 464 together, a thread of each, "
+        "got score: 1 x 256, state: 1 x 232: 24 too many"
     )
 
 

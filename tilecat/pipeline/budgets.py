@@ -86,13 +86,14 @@ class Budget:
     def mover(self) -> int:
         """Registers of who only moves data.
 
-        40; 32 beside three warpgroups, whose share is a multiple of 8 then; the least where the
-        roles ask for more than that leaves, and else.
+        40; 32 beside three warpgroups, whose share is a multiple of 8 then; the least where only
+        that leaves what the roles ask for, and else.
         """
         least = self.arch.limit("setmaxnreg_min")
         usual = {1: 40, 2: 40, 3: 32}.get(self.warpgroups, least)
         asked = sum((d.registers or 0) * d.warpgroups for d in self.demands)
-        return usual if asked <= self._pool(usual) else least
+        fits = self._pool(usual) < asked <= self._pool(least)
+        return least if fits else usual
 
     def _pool(self, mover: int) -> int:
         """What the roles have together, a thread of each warpgroup."""
