@@ -126,7 +126,7 @@ def test_registers_of_consumers_are_asked_for():
     compiled = kernel_of(other="x", registers=240).compile()
     assert compiled.kernel.facts["registers"] == {"producer": 24, "consumer": 240}
     error = pytest.raises(ResourceError, compile_it(other="x", registers=248)).value
-    assert "2 x 248: 16 too many" in error.message
+    assert "2 x 248: 32 too many" in error.message
 
 
 def test_parts_of_a_tile_are_whole_panels():
