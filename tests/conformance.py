@@ -25,6 +25,7 @@ import cases as kernel_cases
 import mma_cases
 import numpy as np
 import ops_cases
+import scaled_cases
 import table
 import table_rows
 import tensor_cases
@@ -41,6 +42,7 @@ from tilecat.tiles import (
     RegVecType,
     SharedTileType,
     SharedVecType,
+    TensorScalesType,
     TensorTileType,
 )
 
@@ -48,7 +50,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "docs"))
 from examples import FAMILIES, run  # noqa: E402
 
 TARGET = "sm_90a"
-TILES = (RegTileType, RegVecType, SharedTileType, SharedVecType, PeerType, TensorTileType)
+TILES = (RegTileType, RegVecType, SharedTileType, SharedVecType, PeerType, TensorTileType,
+         TensorScalesType)  # fmt: skip
 # Their `name` is the user's, not a function's.
 UNNAMED = {"AllocShared", "AllocBarriers", "RoleSection", "AllocTensor"}
 OPCODE = re.compile(r"^ +(?:@\S+ )?([a-z][\w.:]*)\b.*;", re.M)
@@ -111,6 +114,11 @@ def _tensor(case: tensor_cases.TensorCase) -> list[Compiled]:
     return compiled_on(tensor_cases.kernel_of(case), args, {}, case.target)
 
 
+def _scaled(case: scaled_cases.ScaledCase) -> list[Compiled]:
+    args = scaled_cases.call_arrays(case, scaled_cases.operands(case))
+    return compiled_on(scaled_cases.kernel_of(case), args, {}, case.target)
+
+
 def _memory(case: Any) -> list[Compiled]:
     return compiled_on(case.kernel, case.arrays().values(), case.params)
 
@@ -138,6 +146,8 @@ TABLES = (
     CaseTable("matrix products", mma_cases.CASES, _mma, mma_cases.CASES[::16],
               lambda case: case.described),
     CaseTable("products in tensor memory", tensor_cases.CASES, _tensor, tensor_cases.CASES[::8],
+              lambda case: case.described),
+    CaseTable("products with scales", scaled_cases.CASES, _scaled, scaled_cases.CASES[::24],
               lambda case: case.described),
     CaseTable("memory and synchronisation", test_memory.CASES, _memory,
               tuple(test_memory.FAMILIES.values())),

@@ -138,7 +138,7 @@ from .language.scans import (
 )
 from .language.sections import cta_id, num_ctas, sync, warp_id, warpgroup, warps
 from .language.shared_maps import map_shared
-from .language.tensor import free_tmem, mma_commit, tmem
+from .language.tensor import copy_scales, free_tmem, mma_commit, tmem
 from .language.transfers import (
     copy,
     copy_async,
@@ -176,7 +176,7 @@ from .pipeline.scheduler import (
 )
 from .pipeline.split_k import split_k, stream_k
 from .pipeline.templates import lcf, lcsf, roles
-from .tiles import gl, inout, rt, rv, st, sv, tt
+from .tiles import gl, inout, rt, rv, sc, st, sv, tt
 
 # isort: split
 # Kernels are written against the names above.
@@ -224,6 +224,7 @@ __all__ = [
     "copy",
     "copy_async",
     "copy_commit",
+    "copy_scales",
     "copy_to_peer",
     "copy_wait",
     "cta_id",
@@ -333,6 +334,7 @@ __all__ = [
     "rv",
     "s32",
     "s8",
+    "sc",
     "scale_codes",
     "scale_values",
     "Schedule",

@@ -110,6 +110,6 @@ def _rounded(dtype: tc.DType) -> Any:
     return lambda array: array.astype(dtype.numpy).astype(np.float64)
 
 
-TYPES = {"gl", "inout", "rt", "rv", "st", "sv", "tt", *(
+TYPES = {"gl", "inout", "rt", "rv", "sc", "st", "sv", "tt", *(
     name for name in tc.__all__ if isinstance(getattr(tc, name), tc.DType)
 )}  # fmt: skip

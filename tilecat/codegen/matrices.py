@@ -85,6 +85,25 @@ def operand(w: Writer, base: str, descriptor: MatrixDescriptor, step: int) -> st
     return result
 
 
+SCALES = SharedDescriptor(0, 0, 128, swizzle_bytes=0)  # 8 rows of 16 bytes, without gaps
+
+
+def scales_base(w: Writer, scales: Value) -> str:
+    """Low word of the descriptor of scales in shared memory."""
+    low = w.new("b32", "desc")
+    w.line(ptx.alu("and.b32", low, w.materialize(w.address(scales)), TENSOR_ADDRESS_MASK))
+    w.line(ptx.alu("shr.u32", low, low, 4))
+    return low
+
+
+def scales(w: Writer, base: str, num_bytes: int) -> str:
+    """tcgen05.cp's 64-bit descriptor of a chunk, so many bytes further on."""
+    result = w.new("b64", "desc")
+    low, high = w.add(base, num_bytes >> 4), str(SCALES.encode() >> 32)
+    w.line(ptx.alu("mov.b64", result, ptx.vector((low, high))))
+    return result
+
+
 def instruction_descriptor(w: Writer, what: InstructionDescriptor) -> str:
     """Register with what a tcgen05.mma multiplies, in words beside its bits."""
     bits = what.encode()
@@ -93,6 +112,8 @@ def instruction_descriptor(w: Writer, what: InstructionDescriptor) -> str:
         signs = ("-" * what.negate_a, "-" * what.negate_b)
         shape = f"M={what.m} N={what.n}" + ", wide K" * what.wide_k
         types = f"{signs[0]}{what.a} x {signs[1]}{what.b} -> {what.accumulator}"
+        if what.scale:
+            shape += f", scales {what.scale} from {what.sfa_id} and {what.sfb_id}"
         text = ptx.alu("mov.b32", register, f"0x{bits:08x}")
         w.line(f"{text}  // kind::{what.kind} {types}, {shape}")
 

@@ -393,6 +393,8 @@ class Writer:
     descriptor = matrices.descriptor
     operand_base = matrices.operand_base
     operand = matrices.operand
+    scales_base = matrices.scales_base
+    scales = matrices.scales
     instruction_descriptor = matrices.instruction_descriptor
     tensor_lanes = matrices.tensor_lanes
     issuer = matrices.issuer

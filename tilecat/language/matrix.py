@@ -7,7 +7,7 @@ from typing import Any
 from ..builder import add, current
 from ..dtypes import DType
 from ..errors import LayoutError
-from ..ir import Scope
+from ..ir import Scope, Value
 from ..layouts import column_order
 from ..layouts.registers import fragment_of
 from ..ops.convert import Cast
@@ -16,7 +16,7 @@ from ..ops.relayout import ChangeLayout
 from .complex import ComplexTile
 from .functions import empty
 from .products import record_mma
-from .tensor import TensorTile
+from .tensor import TensorScales, TensorTile
 from .values import RegTile, factor_of, predicate_of
 
 
@@ -34,9 +34,32 @@ def _mma(name: str, acc: Any, a: Any, b: Any, options: dict[str, Any]) -> None:
     signs = tuple(-1 if options[key] else 1 for key in ("negate_a", "negate_b"))
     right = factor_of(name, b, name.endswith("Bt"))
     left = factor_of(name, a, name.startswith("mma_At"))
+    scales = _scales(name, options.get("scale_a"), options.get("scale_b"))
     wide_k = isinstance(acc, TensorTile) and acc.wide_k
-    saturate = bool(options["saturate"])
-    record_mma(name, acc.value, left, right, flag, (signs[0], signs[1]), saturate, wide_k)
+    more = bool(options["saturate"]), wide_k, scales
+    record_mma(name, acc.value, left, right, flag, (signs[0], signs[1]), *more)
+
+
+def _scales(name: str, *given: Any) -> tuple[Value, Value] | None:
+    """Scales of A and B in tensor memory; those of a pipeline's inputs are copied there.
+
+    Raises:
+        LayoutError: of one operand alone, or no scales.
+    """
+    if all(scale is None for scale in given):
+        return None
+    found = []
+    for which, scale in zip("ab", given, strict=True):
+        inside = getattr(scale, "in_tensor_memory", None)
+        value = scale if inside is None else inside(f"{name}: scale_{which}")
+        if not isinstance(value, TensorScales):
+            raise LayoutError(
+                f"{name}: both operands have scales in tensor memory, or a pipeline's, got "
+                f"scale_{which}={scale!r}",
+                hint="scale_a=pipe.input(tc.sc[...]), or what tc.copy_scales wrote",
+            )
+        found.append(value.value)
+    return found[0], found[1]
 
 
 def mma_AB(
@@ -48,6 +71,8 @@ def mma_AB(
     negate_a: bool = False,
     negate_b: bool = False,
     saturate: bool = False,
+    scale_a: Any = None,
+    scale_b: Any = None,
 ) -> None:
     """`acc += A @ B`: by a warpgroup asynchronous, `tc.mma_wait` completes it; by a warp at once.
 
@@ -70,6 +95,11 @@ def mma_AB(
         negate_a: subtract the product (by a warpgroup, floats). With negate_b, both are negated.
         negate_b: the same for B.
         saturate: s32 sums stay at the ends of their range, after each instruction; else they wrap.
+        scale_a: scales of A, one for each block of K of a row, with sums in tensor memory:
+            `tc.tmem(sc[dtype, rows, blocks])`, or a pipeline's input of that type. Blocks of 32
+            with e8m0 and of 16 with e4m3 or e8m0; e4m3 and e5m2 have blocks of 32 with e8m0. A u8
+            tile is two e2m1 a byte (MXFP4, NVFP4). Rows are those of A, here 128.
+        scale_b: scales of B; rows are its columns.
 
     `acc += a @ b` and `acc -= a @ b` are the same, for tiles in hand.
 
@@ -77,7 +107,7 @@ def mma_AB(
 
     Scope: warpgroup or warp. PTX: `wgmma.mma_async` (ISA 9.7.15.5), `mma.sync` (9.7.14.5.14).
     """
-    _mma("mma_AB", acc, a, b, _options(accumulate, negate_a, negate_b, saturate))
+    _mma("mma_AB", acc, a, b, _options(accumulate, negate_a, negate_b, saturate, scale_a, scale_b))
 
 
 def mma_ABt(
@@ -89,12 +119,14 @@ def mma_ABt(
     negate_a: bool = False,
     negate_b: bool = False,
     saturate: bool = False,
+    scale_a: Any = None,
+    scale_b: Any = None,
 ) -> None:
     """`acc += A @ B.T`, B being an N x K tile; else as `mma_AB`.
 
     Scope and PTX: those of `mma_AB`.
     """
-    _mma("mma_ABt", acc, a, b, _options(accumulate, negate_a, negate_b, saturate))
+    _mma("mma_ABt", acc, a, b, _options(accumulate, negate_a, negate_b, saturate, scale_a, scale_b))
 
 
 def mma_AtB(
@@ -106,12 +138,14 @@ def mma_AtB(
     negate_a: bool = False,
     negate_b: bool = False,
     saturate: bool = False,
+    scale_a: Any = None,
+    scale_b: Any = None,
 ) -> None:
     """`acc += A.T @ B`, A being a K x M tile; else as `mma_AB`.
 
     Scope and PTX: those of `mma_AB`.
     """
-    _mma("mma_AtB", acc, a, b, _options(accumulate, negate_a, negate_b, saturate))
+    _mma("mma_AtB", acc, a, b, _options(accumulate, negate_a, negate_b, saturate, scale_a, scale_b))
 
 
 def mma_AtBt(
@@ -123,19 +157,23 @@ def mma_AtBt(
     negate_a: bool = False,
     negate_b: bool = False,
     saturate: bool = False,
+    scale_a: Any = None,
+    scale_b: Any = None,
 ) -> None:
     """`acc += A.T @ B.T`, A being a K x M tile and B N x K; else as `mma_AB`.
 
     Scope and PTX: those of `mma_AB`.
     """
-    _mma("mma_AtBt", acc, a, b, _options(accumulate, negate_a, negate_b, saturate))
+    options = _options(accumulate, negate_a, negate_b, saturate, scale_a, scale_b)
+    _mma("mma_AtBt", acc, a, b, options)
 
 
 def _options(
-    accumulate: Any, negate_a: bool, negate_b: bool, saturate: bool = False
-) -> dict[str, Any]:
+    accumulate: Any, negate_a: bool, negate_b: bool, saturate: bool = False,
+    scale_a: Any = None, scale_b: Any = None,
+) -> dict[str, Any]:  # fmt: skip
     options = {"negate_a": negate_a, "negate_b": negate_b, "saturate": saturate}
-    return {"accumulate": accumulate, **options}
+    return {"accumulate": accumulate, "scale_a": scale_a, "scale_b": scale_b, **options}
 
 
 def _complex(name: str, acc: ComplexTile, a: Any, b: Any, options: dict[str, Any]) -> None:

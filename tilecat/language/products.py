@@ -20,6 +20,7 @@ def record_mma(
     signs: tuple[int, int],
     saturate: bool = False,
     wide_k: bool = False,
+    scales: tuple[Value, Value] | None = None,
 ) -> None:
     """`acc = (sign a) (sign b) + acc`: where the sums are, and who executes it, says by what.
 
@@ -31,16 +32,23 @@ def record_mma(
     """
     arch = current().arch
     if isinstance(acc.type, TensorTileType):
-        op = TensorMma(name, acc, a, b, accumulate, signs, saturate, wide_k)
+        more = scales or (None, None)
+        op = TensorMma(name, acc, a, b, accumulate, signs, saturate, wide_k, *more)
         add(op)
         form = op.form
-        if arch.tensor_form(form.a, form.b, form.accumulator) is None:
+        if all(other.key != form.key for other in arch.tensor_forms):
             kinds = dict.fromkeys(f.kind for f in arch.tensor_forms if not f.block)
             raise ArchError(
                 f"{name}: {arch.target} has no {form}; it has kind::{', '.join(kinds)}",
                 hint="convert the operands, e.g. to tc.bf16: exact for integers of 8 bits",
             )
         return
+    if scales is not None:
+        raise ArchError(
+            f"{name}: scales of blocks go with sums in tensor memory (tcgen05.mma), got an "
+            f"accumulator {acc.type} on {arch.target}",
+            hint="tc.matmul_mxfp8 and tc.matmul_nvfp4 multiply such operands on every target",
+        )
     if current().scope is Scope.WARP:
         require_no_signs(name, signs)
         add(WarpMma(name, acc, a, b, accumulate, saturate))

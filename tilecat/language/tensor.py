@@ -33,12 +33,18 @@ from ..ops.tensor import (
     StoreTensor,
     ViewTensor,
 )
-from ..tiles import TensorTileType
+from ..ops.tensor_scales import CopyScales
+from ..tiles import (
+    SCALE_CHUNK_COLUMNS,
+    ScalesType,
+    TensorScalesType,
+    TensorTileType,
+)
 from .barriers import Barrier
 from .scalars import operand_of
 from .sections import WARPGROUP_THREADS
 from .spans import spans_of
-from .values import RegTile, _NoPythonValue
+from .values import RegTile, SharedVec, _NoPythonValue
 
 COLUMN_STEP = 32  # tiles start at multiples of what is allocated at least (PTX ISA 9.7.16.7.1)
 
@@ -83,6 +89,19 @@ class TensorTile(_NoPythonValue):
         return str(self.type)
 
 
+class TensorScales(_NoPythonValue):
+    """Scales in tensor memory: a mutable place, which `tc.copy_scales` fills."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Value):
+        self.value = value
+
+    def __repr__(self) -> str:
+        """Its type."""
+        return str(self.value.type)
+
+
 class TensorTiles:
     """Several tiles of tensor memory, of one type: `tiles[i]`, with a run-time index too."""
 
@@ -93,11 +112,16 @@ class TensorTiles:
         """How many."""
         return self.op.copies
 
-    def __getitem__(self, index: Any) -> TensorTile:
+    def __getitem__(self, index: Any) -> TensorTile | TensorScales:
         """Tile `index`."""
         if isinstance(index, int) and not 0 <= index < self.op.copies:
             raise LayoutError(f"tmem: {self.op.copies} tiles, got index={index}")
-        return TensorTile(view_of(self.op, operand_of(index, "tmem")))
+        return _held(view_of(self.op, operand_of(index, "tmem")))
+
+
+def _held(value: Value) -> TensorTile | TensorScales:
+    """What users hold."""
+    return TensorScales(value) if isinstance(value.type, TensorScalesType) else TensorTile(value)
 
 
 def view_of(op: AllocTensor, index: Any) -> Value:
@@ -105,14 +129,17 @@ def view_of(op: AllocTensor, index: Any) -> Value:
     return add(ViewTensor(op.result, index, op.tile.columns, op.tile)).result
 
 
-def tmem(kind: TensorTileType, count: int | None = None, *, exclusive: bool = False) -> Any:
+def tmem(
+    kind: TensorTileType | ScalesType, count: int | None = None, *, exclusive: bool = False
+) -> Any:
     """A tile in tensor memory, undefined until a product is written to it; with a count, several.
 
     A CTA has 512 columns; what a kernel allocates is rounded up to a power of two. Who shares its
     SM with other CTAs waits until they have left enough.
 
     Args:
-        kind: `tt[dtype, rows, cols]`; every element takes a column of 32 bits, of 64 rows too.
+        kind: `tt[dtype, rows, cols]`; every element takes a column of 32 bits, of 64 rows too. Or
+            `sc[dtype, rows, blocks]`, scales: 4 columns for 128 rows of 4.
         count: how many, to index; None for one.
         exclusive: no other CTA of the SM has tensor memory, and this one any multiple of 32 up to
             576 columns (sm_107a). One tile that asks for it is enough.
@@ -126,7 +153,7 @@ def tmem(kind: TensorTileType, count: int | None = None, *, exclusive: bool = Fa
     """
     builder = current()
     builder.arch.require("tcgen05", "tmem")
-    if not isinstance(kind, TensorTileType):
+    if not isinstance(kind, TensorTileType | ScalesType):
         raise LayoutError(
             f"tmem: wanted the type of a tile of tensor memory, got {kind!r} "
             f"({type(kind).__name__})",
@@ -142,8 +169,15 @@ def tmem(kind: TensorTileType, count: int | None = None, *, exclusive: bool = Fa
     if exclusive:
         builder.arch.require("exclusive_columns", "tmem: exclusive=True")
     name = assigned_name(builder.loc()) or "sums"
-    op = allocate(kind, name, count or 1, exclusive=exclusive)
-    return TensorTile(op.result) if count is None else TensorTiles(op)
+    op = allocate(in_tensor_memory(kind), name, count or 1, exclusive=exclusive)
+    return _held(op.result) if count is None else TensorTiles(op)
+
+
+def in_tensor_memory(kind: TensorTileType | ScalesType) -> TensorTileType | TensorScalesType:
+    """The type that a tile, or scales, have in tensor memory."""
+    if isinstance(kind, ScalesType):
+        return TensorScalesType(kind.dtype, kind.tile_rows, kind.blocks)
+    return kind
 
 
 def memory() -> AllocTensorMemory | None:
@@ -153,7 +187,7 @@ def memory() -> AllocTensorMemory | None:
 
 
 def allocate(
-    kind: TensorTileType, name: str, copies: int, *, exclusive: bool = False
+    kind: TensorTileType | TensorScalesType, name: str, copies: int, *, exclusive: bool = False
 ) -> AllocTensor:
     """Tiles of the kernel's allocation, which is made with the first of them."""
     op = AllocTensor(kind, name, copies)
@@ -169,8 +203,13 @@ def allocate(
 
 
 def columns_of(op: AllocTensor) -> int:
-    """Columns of the tiles of an allocation, to the next multiple of 32."""
-    return -(-op.copies * op.tile.columns // COLUMN_STEP) * COLUMN_STEP
+    """Columns of the tiles of an allocation, to the next multiple of 32; of scales, all."""
+    step = _step(op)
+    return -(-op.copies * op.tile.columns // step) * step
+
+
+def _step(op: AllocTensor) -> int:
+    return SCALE_CHUNK_COLUMNS if isinstance(op.tile, TensorScalesType) else COLUMN_STEP
 
 
 def parts_of(whole: AllocTensorMemory) -> list[AllocTensor]:
@@ -192,14 +231,14 @@ def settle(whole: AllocTensorMemory) -> None:
     """
     arch, col = current().arch, 0
     for op in parts_of(whole):
-        op.first_col = col
-        col += columns_of(op)
+        op.first_col = -(-col // _step(op)) * _step(op)
+        col = op.first_col + columns_of(op)
         if col > most_columns(whole):
             _refuse(whole, op)
-    if whole.exclusive:
-        whole.columns = col
-        return
     least = arch.limit("tensor_columns_step")
+    if whole.exclusive:
+        whole.columns = -(-col // least) * least
+        return
     whole.columns = max(least, 1 << (col - 1).bit_length())
 
 
@@ -244,6 +283,29 @@ def mma_commit(barrier: Barrier) -> None:
         )
     current().arch.require("tcgen05", "mma_commit")
     add(Commit(barrier.op.result, barrier.index))
+
+
+def copy_scales(target: TensorScales, source: Any) -> None:
+    """Copies scales from shared to tensor memory, where products take them; asynchronous.
+
+    Products that the same thread issues behind it find them, without a wait; a commit after it
+    tells when the shared ones have been read. A pipeline copies the scales of its inputs itself.
+
+    Args:
+        target: `tc.tmem(tc.sc[dtype, rows, blocks])`.
+        source: `tc.shared(...)` of the same type, loaded from `tc.formats.pack_scales(...)`.
+
+    Scope: thread, or a warp of which one lane issues. PTX: `tcgen05.cp.cta_group::1.32x128b.warpx4`
+    (ISA 9.7.16.9.2), one for each 128 rows of 4 scales.
+    """
+    current().arch.require("tcgen05", "copy_scales")
+    if not isinstance(target, TensorScales) or not isinstance(source, SharedVec):
+        raise LayoutError(
+            f"copy_scales: from scales in shared memory to scales in tensor memory, got "
+            f"{source!r} to {target!r}",
+            hint="t, s = tc.tmem(kind), tc.shared(kind), of kind = tc.sc[e8m0, 128, 4]",
+        )
+    add(CopyScales(target.value, source.value))
 
 
 def load_tensor(tile: TensorTile) -> RegTile:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..builder import add, current
-from ..dtypes import f32, s32, tf32
+from ..dtypes import f32, s32, tf32, u64
 from ..errors import LayoutError, SyncError
 from ..ir import Value
 from ..ops.copies import (
@@ -18,7 +18,7 @@ from ..ops.copies import (
 )
 from ..ops.tma import BulkLoad, BulkStore, BulkWait, TmaLoad, TmaPrefetch, TmaStore
 from ..ptx.transfers import CACHE_POLICIES
-from ..tiles import ScalarType, SharedTileType, SharedVecType
+from ..tiles import ScalarType, ScalesType, SharedTileType, SharedVecType
 from . import functions
 from .barriers import one_barrier
 from .regions import Region
@@ -48,20 +48,31 @@ def check_cache(name: str, cache: str) -> str:
 def check_meets(name: str, kind: SharedTileType | SharedVecType, region: Region) -> None:
     """A shared tile and the region it meets have one dtype; where TMA moves it, one order.
 
-    A tf32 tile takes f32: the same bits, of which the tensor cores read 19.
+    A tf32 tile takes f32: the same bits, of which the tensor cores read 19. Scales are moved by
+    TMA alone, in words of 64 bits.
 
     Raises:
         DTypeError: two dtypes.
-        LayoutError: the contiguous axes differ.
+        LayoutError: the contiguous axes differ; scales that TMA cannot reach.
     """
     arg = region.arg
+    if isinstance(kind, ScalesType) and not region.tma:
+        raise LayoutError(
+            f"{name}: scales lie packed, at a multiple of 16 bytes, for TMA to move them, got "
+            f"{arg.name}: {region.obstacle}",
+            hint="tc.formats.pack_scales(scales), viewed as 64-bit words",
+        )
     if isinstance(kind, SharedTileType) and region.tma and kind.order != region.order:
         raise LayoutError(
             f"{name}: {arg.name} is {region.order}-ordered in memory, got a tile {kind}",
             hint=f"st[{kind.dtype.name}, {kind.rows}, {kind.cols}, {arg.name}.order]",
         )
-    if kind.dtype != arg.type.dtype and (kind.dtype, arg.type.dtype) != (tf32, f32):
-        raise LayoutError(f"{name}: {arg.name} holds {arg.type.dtype}, got a tile {kind}")
+    wanted = u64 if isinstance(kind, ScalesType) else kind.dtype
+    if wanted != arg.type.dtype and (wanted, arg.type.dtype) != (tf32, f32):
+        raise LayoutError(
+            f"{name}: {arg.name} holds {arg.type.dtype}, got a tile {kind}",
+            hint="packed.view(uint64): words of 8 scales" if wanted == u64 else None,
+        )
 
 
 def _by_tma(

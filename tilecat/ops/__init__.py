@@ -70,6 +70,7 @@ from .tensor import (
     TensorFence,
     ViewTensor,
 )
+from .tensor_scales import CopyScales
 from .tma import BulkLoad, BulkStore, BulkWait, TmaLoad, TmaPrefetch, TmaStore
 from .triangular import TriangularInverse
 from .turns import Turn
@@ -90,7 +91,7 @@ ALL_OPS: tuple[type[Op], ...] = (
     AtomicGlobal, AtomicShared, AtomicVector,
     Mma, WarpMma, MmaWait, ViewRegisters,
     AllocTensor, AllocTensorMemory, FreeTensorMemory, ViewTensor, LoadTensor, StoreTensor,
-    TensorFence, TensorMma, Commit, ElectIssuer,
+    TensorFence, TensorMma, CopyScales, Commit, ElectIssuer,
     ChangeLayout, AllocRegisters, Map, Fill, Spread, Mask, CompareElements, SelectElements, Indices,
     ChangeVector, Scan, RandomBits, ConvertCodes, PackCodes,
     TriangularInverse,

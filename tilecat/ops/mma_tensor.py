@@ -12,10 +12,11 @@ from ..layouts import MatrixDescriptor, matrix_descriptor
 from ..ptx import instructions as ptx
 from ..ptx import tensor as ptx_tensor
 from ..ptx.tensor_descriptors import InstructionDescriptor
-from ..tiles import SharedTileType, TensorTileType, TileType
+from ..tiles import SharedTileType, TensorScalesType, TensorTileType, TileType
 from .mma import check_major, check_saturation, check_shapes, pick_form
 from .scalar import Operand
 from .sync import barrier_of
+from .tensor_scales import PER_BYTE, check_k_contiguous, check_wide_scales, place_of, scaled_form
 
 # Forms some architecture has; the target's own are asked where the op is recorded.
 TENSOR_FORMS: tuple[TensorForm, ...] = tuple(
@@ -66,12 +67,14 @@ def check_wide_step(
             f"{name}: a wide K step is for e4m3 and e5m2, got a={form.a}, b={form.b}",
             hint="wide_k=False: K steps of 32 bytes",
         )
-    if a.cols % form.wide_k:
+    per_byte = PER_BYTE.get(form.a, 1)
+    if (depth := a.cols * per_byte) % form.wide_k:
         raise LayoutError(
-            f"{name}: with a wide K step K is a multiple of {form.wide_k}, got K={a.cols}",
-            hint=f"the nearest legal K is {max(1, round(a.cols / form.wide_k)) * form.wide_k}",
+            f"{name}: with a wide K step K is a multiple of {form.wide_k}, got K={depth}",
+            hint=f"the nearest legal K is {max(1, round(depth / form.wide_k)) * form.wide_k}",
         )
-    step_bytes = form.wide_k * a.dtype.nbytes
+    check_wide_scales(name, form, acc)
+    step_bytes = form.wide_k // per_byte * a.dtype.nbytes
     for which, kind in (("A", a), ("B", b)):
         if kind.layout.swizzle_bytes < step_bytes:
             raise LayoutError(
@@ -100,6 +103,8 @@ class TensorMma(Op):
         signs: 1 or -1 for A and for B.
         saturate: s32 sums do not wrap.
         wide_k: 64 bytes of K an instruction, not 32.
+        scale_a: scales of A's blocks of K in tensor memory; None for a product without.
+        scale_b: scales of B's.
     """
 
     verb: ClassVar[str] = "{name}"
@@ -112,6 +117,8 @@ class TensorMma(Op):
     signs: tuple[int, int] = attribute(default=(1, 1))
     saturate: bool = attribute(default=False)
     wide_k: bool = attribute(default=False)
+    scale_a: Value | None = operand(default=None)
+    scale_b: Value | None = operand(default=None)
 
     def infer(self) -> tuple[TileType, ...]:
         """Nothing; shapes, dtypes and layouts must fit an instruction."""
@@ -125,11 +132,13 @@ class TensorMma(Op):
                     hint="s = tc.shared(...); tc.store(s, tile); tc.fence_async()",
                 )
         assert isinstance(a, SharedTileType) and isinstance(b, SharedTileType), "checked above"
-        form = self.form
+        if self.scale_a is not None:
+            check_k_contiguous(self.name, a, b)
         check_shapes(self.name, acc, a, b)
+        form = self.form
         if self.wide_k:
             check_wide_step(self.name, form, acc, a, b)
-        check_tensor_extents(self.name, form, acc, a.cols)
+        check_tensor_extents(self.name, form, acc, a.cols * PER_BYTE.get(form.a, 1))
         check_saturation(self.name, form, self.saturate)
         check_major(self.name, a.dtype.bits == 16, a, b)
         if self.signs != (1, 1) and not form.signs:
@@ -143,7 +152,12 @@ class TensorMma(Op):
     @property
     def form(self) -> TensorForm:
         """The instruction."""
-        return pick_form(self.name, TENSOR_FORMS, self.a.type, self.b.type, self.acc.type)
+        a, b, acc = self.a.type, self.b.type, self.acc.type
+        if self.scale_a is None or self.scale_b is None:
+            return pick_form(self.name, TENSOR_FORMS, a, b, acc)
+        assert isinstance(a, SharedTileType) and isinstance(b, SharedTileType), "checked in infer"
+        assert isinstance(acc, TensorTileType), "chosen by its type"
+        return scaled_form(self.name, a, b, acc, (self.scale_a.type, self.scale_b.type))
 
     def descriptors(self) -> tuple[MatrixDescriptor, MatrixDescriptor]:
         """How A and B are walked."""
@@ -158,36 +172,53 @@ class TensorMma(Op):
             text = error.message.removeprefix("descriptor: ")
             raise LayoutError(f"{self.name}: {text}", hint=error.hint) from None
 
-    def instruction(self) -> InstructionDescriptor:
-        """What is multiplied, as the instruction's 32 bits say it."""
+    def instruction(self, step: int = 0) -> InstructionDescriptor:
+        """What is multiplied in a K step, as the instruction's 32 bits say it."""
         form, (left, right) = self.form, self.descriptors()
         acc = self.acc.type
         assert isinstance(acc, TensorTileType), "chosen by its type"
+        place = place_of(form, step)[1] if form.block else 0
         return InstructionDescriptor(
             form.kind, form.a, form.b, acc.rows, acc.cols, form.accumulator,
             a_mn_major=left.major == "MN", b_mn_major=right.major == "MN",
             negate_a=self.signs[0] < 0, negate_b=self.signs[1] < 0, saturate=self.saturate,
             wide_k=self.wide_k,
+            scale=form.scale, sfa_id=place, sfb_id=place,
         )  # fmt: skip
 
     def effects(self) -> tuple[Effect, ...]:
-        """Reads A and B and writes the sums, all until a commit's arrival."""
+        """Reads A, B and scales and writes the sums, all until a commit's arrival."""
+        scales = [scale for scale in (self.scale_a, self.scale_b) if scale is not None]
         return (
-            Effect(Access.ASYNC_READ, self.a, "async"),
-            Effect(Access.ASYNC_READ, self.b, "async"),
+            *(Effect(Access.ASYNC_READ, value, "async") for value in (self.a, self.b, *scales)),
             Effect(Access.ASYNC_WRITE, self.acc, "async"),
         )
 
     def emit(self, w: Any) -> None:
         """One `tcgen05.mma` a K step."""
         form, (left, right) = self.form, self.descriptors()
-        what = w.instruction_descriptor(self.instruction())
+        steps = range(0, left.num_k_steps, 1 + self.wide_k)
+        each = [w.instruction_descriptor(self.instruction(step)) for step in steps]
         a_base, b_base = (w.operand_base(tile, d) for tile, d in ((self.a, left), (self.b, right)))
         sums, issuer = w.text(w.address(self.acc)), w.issuer(self.scope)
-        for step in range(0, left.num_k_steps, 1 + self.wide_k):
+        for step, what in zip(steps, each, strict=True):
             a, b = w.operand(a_base, left, step), w.operand(b_base, right, step)
             accumulate = w.predicate(True if step else self.accumulate)
-            w.line(ptx_tensor.mma(form.kind, sums, a, b, what, accumulate), issuer)
+            if not form.block:
+                w.line(ptx_tensor.mma(form.kind, sums, a, b, what, accumulate), issuer)
+                continue
+            w.need_version("8.8")  # of .block16 and .block32
+            places = self._scale(w, self.scale_a, step), self._scale(w, self.scale_b, step)
+            text = ptx_tensor.mma_scaled(
+                form.kind, form.block, sums, a, b, what, places, accumulate
+            )
+            w.line(text, issuer)
+
+    def _scale(self, w: Any, scale: Value | None, step: int) -> str:
+        """The address of the word with a K step's scales."""
+        assert scale is not None and isinstance(scale.type, TensorScalesType), "checked in infer"
+        word, _ = place_of(self.form, step)
+        return str(w.text(w.address(scale), word * scale.type.word_columns))
 
 
 @dataclass(eq=False)

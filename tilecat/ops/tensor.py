@@ -10,7 +10,7 @@ from ..errors import DTypeError, LayoutError
 from ..ir import Access, Effect, Op, Scope, Value, attribute, operand
 from ..ptx import instructions as ptx
 from ..ptx import tensor as ptx_tensor
-from ..tiles import RegTileType, ScalarType, TensorTileType, TileType
+from ..tiles import RegTileType, ScalarType, TensorScalesType, TensorTileType, TileType
 from .scalar import Operand
 
 SLOT_BYTES = 8  # of shared memory: tcgen05.alloc writes a 32-bit address there
@@ -30,7 +30,7 @@ class AllocTensor(Op):
         first_col: where the first lies, settled with the whole allocation.
     """
 
-    tile: TensorTileType = attribute()
+    tile: TensorTileType | TensorScalesType = attribute()
     name: str = attribute()
     copies: int = attribute(default=1)
     first_col: int = attribute(default=0)
@@ -125,7 +125,7 @@ class ViewTensor(Op):
     tile: Value = operand()
     index: Operand = operand()
     stride_cols: int = attribute()
-    kind: TensorTileType = attribute()
+    kind: TensorTileType | TensorScalesType = attribute()
     first_col: int = attribute(default=0)
 
     def infer(self) -> tuple[TileType, ...]:

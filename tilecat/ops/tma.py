@@ -9,7 +9,7 @@ from ..errors import DTypeError, LayoutError
 from ..ir import Access, Effect, Op, Scope, TensorArg, Value, attribute, operand
 from ..ptx import instructions as ptx
 from ..ptx import transfers
-from ..tiles import SharedTileType, SharedVecType
+from ..tiles import ScalesType, SharedTileType, SharedVecType
 from .places import cache_policy, element_address
 from .scalar import Operand
 
@@ -53,6 +53,8 @@ def boxes_of(
     Example: a 64 x 128 bf16 tile of a row-major matrix has panels of 64 columns (128 bytes):
     dims (1, 0), extents (64, 64); one transfer a panel.
     """
+    if isinstance(kind, ScalesType):
+        return _scale_boxes(arg, kind, axes)
     if isinstance(kind, SharedVecType):
         return _vector_boxes(arg, kind, axes)
     rows_axis, cols_axis = axes
@@ -94,6 +96,22 @@ def _vector_boxes(
         )
         for first in range(0, kind.length, MAX_BOX)
     )
+
+
+def _scale_boxes(arg: TensorArg, kind: ScalesType, axes: tuple[int, ...]) -> tuple[Box, ...]:
+    """Words of 64 bits, of which a box has enough for 16 scales of each row."""
+    rows, words = kind.shape
+    inner = axes[::-1]
+    outer = tuple(d for d in range(arg.type.rank - 1, -1, -1) if d not in axes)
+    ones, zeros = (1,) * len(outer), (0,) * len(outer)
+    if words <= MAX_BOX:
+        return (Box(inner + outer, (words, rows, *ones), (0, 0, *zeros), 0),)
+    return tuple(
+        Box(inner + outer, (min(MAX_BOX, words - first), 1, *ones), (first, row, *zeros),
+            (row * words + first) * 8)
+        for row in range(rows)
+        for first in range(0, words, MAX_BOX)
+    )  # fmt: skip
 
 
 @dataclass(eq=False)

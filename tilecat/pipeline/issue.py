@@ -26,6 +26,7 @@ from ..language.tensor import (
     TensorTile,
     allocate,
     columns_of,
+    in_tensor_memory,
     memory,
     most_columns,
     settle,
@@ -35,10 +36,11 @@ from ..language.values import RegTile
 from ..ops.mma_tensor import Commit, ElectIssuer
 from ..ops.sync import AllocBarriers, Arrive, barrier_of
 from ..ops.tensor import ROWS, AllocTensor, FreeTensorMemory, LoadTensor
-from ..tiles import TensorTileType, rt
+from ..tiles import ScalesType, TensorTileType, rt
 from .member import Member
 from .ring import WARPGROUP_THREADS, Party, Ring, Visit, visiting
 from .sharing import sharers
+from .slots import Slots
 
 if TYPE_CHECKING:
     from .role import Role
@@ -158,13 +160,15 @@ class Issue(Party):
             )
         whole = memory()
         assert whole is not None, "made with the first accumulator"
+        beside = self._place_scales()
         self.paired = self.paired and self._pairs()
         for acc in self.accumulators:
+            assert isinstance(acc.op.tile, TensorTileType), "made by accumulator"
             acc.op.tile, acc.op.copies = self._shape(acc.op.tile)
             acc.op.result.type = acc.op.tile
         settle(whole)
         used = sum(columns_of(acc.op) for acc in self.accumulators)
-        buffers = 2 if 2 * used <= most_columns(whole) else 1
+        buffers = 2 if 2 * used + beside <= most_columns(whole) else 1
         for acc in self.accumulators:
             acc.op.copies *= buffers
         settle(whole)
@@ -175,16 +179,34 @@ class Issue(Party):
         if self.paired:
             facts["paired_threads"] = self.role.warpgroups * WARPGROUP_THREADS
 
+    def _place_scales(self) -> int:
+        """Tensor memory for scales of one stage, for all inputs that are some; their columns."""
+        columns = 0
+        for some in self._inputs():
+            if isinstance(some.kind, ScalesType):
+                some.tensor = allocate(in_tensor_memory(some.kind), some.name, some.count)
+                columns += columns_of(some.tensor)
+        return columns
+
+    def _inputs(self) -> list[Slots]:
+        return [slots for some in self.pipe.slots.values() for slots in some]
+
     def _pairs(self) -> bool:
-        """Whether the products of two consumers are one: a trace that is thrown away tells."""
+        """Whether the products of two consumers are one: a trace that is thrown away tells.
+
+        Raises:
+            TileError: that of the trace, where it has to be one product.
+        """
         builder = self.pipe.builder
         with builder.within(Block(builder.block), Scope.WARP):
             number = cta_id()
             try:
                 self._products(self.pipe.tasks.task(number), number, number > 0, 0)
             except TileError:
+                if any(slots.tensor is not None for slots in self._inputs()):
+                    raise  # with scales there are no products of 64 rows
                 builder.broken = None
-                for slots in (some for ring in self.pipe.slots.values() for some in ring):
+                for slots in self._inputs():
                     slots.alloc.together = 1
                 return False
             finally:
@@ -224,6 +246,8 @@ class Issue(Party):
 
     def _products(self, task: Any, step: Any, accumulate: Any, stage: Any) -> None:
         """The compute hole, for each consumer or pair."""
+        for slots in self._inputs():
+            slots.copied.clear()
         members = range(0, self.role.warpgroups, 2 if self.paired else 1)
         for place, number in enumerate(members):
             self.role.number = Member.of(number, paired=self.paired)

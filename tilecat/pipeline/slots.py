@@ -8,13 +8,15 @@ from ..builder import add, current
 from ..errors import LayoutError, ScopeError, SyncError
 from ..ir import Scope
 from ..language.scalars import binary, named, operand_of
+from ..language.tensor import TensorScales, copy_scales, view_of
 from ..language.transfers import check_meets, moves_chunks
 from ..language.values import SharedElement, SharedTile, SharedVec, wrap
 from ..language.views import GlobalTile
 from ..ops.copies import CopyByThreads
 from ..ops.memory import AllocShared, ViewShared
+from ..ops.tensor import AllocTensor
 from ..ops.tma import TmaStore
-from ..tiles import SharedTileType, SharedVecType
+from ..tiles import ScalesType, SharedTileType, SharedVecType
 from .member import Member
 from .ring import Ring
 
@@ -38,6 +40,8 @@ class Slots:
         ring.tiles.append(alloc.result)
         self.loads = 0
         self.begun: set[Any] = set()  # vectors of which elements are loaded in this step
+        self.tensor: AllocTensor | None = None  # of scales: where products take them
+        self.copied: set[Any] = set()  # scales that this step has copied there
 
     def __repr__(self) -> str:
         """Its name and a tile's type."""
@@ -54,6 +58,10 @@ class Slots:
     def tile(self) -> SharedTile | SharedVec:
         """The current stage's only tile."""
         return self[0].tile
+
+    def in_tensor_memory(self, name: str) -> TensorScales:
+        """The current stage's only scales, where products take them."""
+        return self[0].in_tensor_memory(name)
 
     def at(self, index: Any) -> SlotElement:
         """Element `index` of the current stage's only vector."""
@@ -167,6 +175,26 @@ class Slot:
         kind = self.index.tile_of(alloc) if isinstance(self.index, Member) else alloc.tile
         view = ViewShared(alloc.result, operand_of(position), alloc.stride_bytes, kind)
         place: SharedTile | SharedVec = wrap(add(view).result)
+        return place
+
+    def in_tensor_memory(self, name: str) -> TensorScales:
+        """Scales, where products take them: the first use in a step copies them.
+
+        Raises:
+            LayoutError: a tile or vector that is no scales.
+            ArchError: products whose sums are in registers.
+        """
+        slots = self.slots
+        if not isinstance(slots.kind, ScalesType):
+            raise LayoutError(
+                f"{name}: wanted scales, got {slots!r}", hint="pipe.input(tc.sc[e8m0, 128, 4])"
+            )
+        current().arch.require("tcgen05", name)
+        assert slots.tensor is not None, "allocated before products are traced"
+        place = TensorScales(view_of(slots.tensor, operand_of(self.index)))
+        if self.index not in slots.copied:
+            slots.copied.add(self.index)
+            copy_scales(place, self.tile)
         return place
 
     def at(self, index: Any) -> SlotElement:

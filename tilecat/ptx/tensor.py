@@ -61,6 +61,22 @@ def mma(kind: str, sums: str, a: str, b: str, what: str, accumulate: str) -> str
     return f"tcgen05.mma.cta_group::1.kind::{kind} [{sums}], {a}, {b}, {what}, {accumulate};"
 
 
+def mma_scaled(
+    kind: str, block: int, sums: str, a: str, b: str, what: str, scales: tuple[str, str],
+    accumulate: str,
+) -> str:  # fmt: skip
+    """The same with a scale for each `block` elements of K, in tensor memory (9.7.16.10.9.1)."""
+    return (
+        f"tcgen05.mma.cta_group::1.kind::{kind}.block_scale.block{block} [{sums}], {a}, {b}, "
+        f"{what}, [{scales[0]}], [{scales[1]}], {accumulate};"
+    )
+
+
+def copy_scales(target: str, source: str) -> str:
+    """512 bytes of shared memory to 4 columns, in each quarter of the lanes (9.7.16.9.2)."""
+    return f"tcgen05.cp.cta_group::1.32x128b.warpx4 [{target}], {source};"
+
+
 def commit(barrier: str) -> str:
     """One arrival, when all the thread's tcgen05.mma so far are done (9.7.16.12.1)."""
     return f"tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [{barrier}];"

@@ -5,9 +5,13 @@ from __future__ import annotations
 from ..dtypes import DType, DTypeVar
 from ..errors import DTypeError, LayoutError
 from .types import (
+    SCALE_CHUNK_BYTES,
+    SCALE_ROWS,
+    SCALE_WORD,
     GlobalType,
     RegTileType,
     RegVecType,
+    ScalesType,
     SharedTileType,
     SharedVecType,
     TensorTileType,
@@ -201,6 +205,37 @@ class _Tensor:
         return TensorTileType(dtype, rows, cols)
 
 
+class _Scales:
+    """`sc[dtype, rows, blocks]`: scales of `rows` rows of an operand, one for each block of K.
+
+    In shared memory (`tc.shared`, `pipe.input`) or in tensor memory (`tc.tmem`).
+    """
+
+    def __getitem__(self, items: tuple[object, ...]) -> ScalesType:
+        if not isinstance(items, tuple) or len(items) != 3:
+            example = "sc[tc.dtypes.e8m0, 128, 4]"
+            raise LayoutError("sc: wants sc[dtype, rows, blocks]", hint=example)
+        dtype, rows, blocks = items
+        _require_dtype("sc", dtype)
+        _require_extents("sc", (rows, blocks))
+        assert isinstance(dtype, DType), "checked above"
+        assert isinstance(rows, int) and isinstance(blocks, int), "checked above"
+        if dtype.name not in ("e8m0", "e4m3"):
+            raise DTypeError(
+                f"sc: scales are e8m0, or e4m3 (NVFP4), got {dtype.name}",
+                hint=f"sc[tc.dtypes.e8m0, {rows}, {blocks}]",
+            )
+        if blocks % SCALE_WORD:
+            low = blocks // SCALE_WORD * SCALE_WORD
+            raise LayoutError(
+                f"sc: {SCALE_WORD} scales of a row lie together, so that blocks are a multiple of "
+                f"{SCALE_WORD}, got {blocks=}",
+                hint=f"nearest legal: {low or SCALE_WORD} and {low + SCALE_WORD}",
+            )
+        chunks = -(-rows // SCALE_ROWS) * (blocks // SCALE_WORD)
+        return ScalesType(dtype, chunks * SCALE_CHUNK_BYTES, rows, blocks)
+
+
 gl = _Global()
 inout = _Global(inout=True)
 st = _Shared()
@@ -208,3 +243,4 @@ sv = _SharedVector()
 rt = _Register()
 rv = _RegisterVector()
 tt = _Tensor()
+sc = _Scales()

@@ -225,6 +225,47 @@ class SharedVecType:
     __repr__ = __str__
 
 
+SCALE_ROWS, SCALE_WORD = 128, 4  # rows, and scales of each, that one chunk holds
+SCALE_CHUNK_BYTES = SCALE_ROWS * SCALE_WORD
+SCALE_CHUNK_COLUMNS = 4  # of tensor memory: 128 rows in 32 lanes
+
+
+@dataclass(frozen=True, repr=False)
+class ScalesType(SharedVecType):
+    """Scales of rows of an operand in shared memory, as `tcgen05.cp` reads them.
+
+    A chunk is 4 scales of 128 rows in 512 bytes: scale k of row r lies at byte
+    `r % 32 * 16 + r // 32 * 4 + k` (PTX ISA 9.7.16.10.7; CUTLASS, Sm1xxBlkScaledConfig). Chunks
+    of the same rows lie one behind the other.
+
+    Args:
+        dtype: e8m0 or e4m3.
+        length: bytes, all chunks.
+        tile_rows: rows of A, or columns of B.
+        blocks: scales of a row, a multiple of 4.
+    """
+
+    tile_rows: int = SCALE_ROWS
+    blocks: int = SCALE_WORD
+
+    @property
+    def chunks(self) -> tuple[int, int]:
+        """Chunks along the rows, and along K."""
+        return -(-self.tile_rows // SCALE_ROWS), self.blocks // SCALE_WORD
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As TMA moves it: chunks along the rows, and 64-bit words of those along K."""
+        rows, words = self.chunks
+        return rows, words * SCALE_CHUNK_BYTES // 8
+
+    def __str__(self) -> str:
+        """`sc[e8m0, 128, 4]`."""
+        return f"sc[{self.dtype.name}, {self.tile_rows}, {self.blocks}]"
+
+    __repr__ = __str__
+
+
 @dataclass(frozen=True, repr=False)
 class PeerType:
     """A shared tile or vector of another CTA of the cluster."""
@@ -292,6 +333,40 @@ class TensorTileType:
 
 
 @dataclass(frozen=True, repr=False)
+class TensorScalesType:
+    """Scales in tensor memory: a chunk is 4 columns, the same in each quarter of the lanes.
+
+    Word k // 4 of row r lies in lane r % 32, column `r // 32` of the word's columns (PTX ISA
+    9.7.16.10.7); words of one row follow each other, each in as many columns as all rows take.
+
+    Args:
+        dtype: e8m0 or e4m3.
+        rows: rows of A, or columns of B.
+        blocks: scales of a row.
+    """
+
+    dtype: DType
+    rows: int
+    blocks: int
+
+    @property
+    def word_columns(self) -> int:
+        """Columns of a word of all rows."""
+        return -(-self.rows // SCALE_ROWS) * SCALE_CHUNK_COLUMNS
+
+    @property
+    def columns(self) -> int:
+        """Columns of tensor memory."""
+        return self.word_columns * (self.blocks // SCALE_WORD)
+
+    def __str__(self) -> str:
+        """`sc[e8m0, 128, 4] in tensor memory`."""
+        return f"sc[{self.dtype.name}, {self.rows}, {self.blocks}] in tensor memory"
+
+    __repr__ = __str__
+
+
+@dataclass(frozen=True, repr=False)
 class BarrierType:
     """An array of mbarriers in shared memory."""
 
@@ -354,6 +429,7 @@ TileType = (
     | RegTileType
     | RegVecType
     | TensorTileType
+    | TensorScalesType
     | BarrierType
     | BytesType
     | GlobalType
