@@ -1,0 +1,59 @@
+"""Host time of a call through the torch operators, beside torch's own functions.
+
+    python benchmarks/torch_host.py [OUT.json]
+
+Microseconds a call of a size that the device has done before the host comes again: the medians of
+`tilecat.testing.host_time`. On a machine without a GPU there is nothing to measure.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from tilecat import operators
+from tilecat.testing import host_time, require_gpu
+
+
+def calls(torch) -> dict:
+    import tilecat.torch as tt
+
+    functional = torch.nn.functional
+    options = {"device": "cuda", "dtype": torch.bfloat16}
+    a, b = (torch.randn(128, 128, **options) for _ in range(2))
+    bias = torch.randn(128, **options)
+    q, k, v = (torch.randn(1, 2, 128, 64, **options) for _ in range(3))
+    leaf = torch.randn(128, 128, **options).requires_grad_()
+    trained = torch.randn(1, 2, 128, 64, **options).requires_grad_()
+    sdpa = functional.scaled_dot_product_attention
+    return {
+        "tilecat.matmul": lambda: operators.matmul(a, b),
+        "tilecat.torch.matmul": lambda: tt.matmul(a, b),
+        "torch.mm": lambda: torch.mm(a, b),
+        "tilecat.torch.matmul, a trains": lambda: tt.matmul(leaf, b),
+        "torch.mm, a trains": lambda: torch.mm(leaf, b),
+        "tilecat.torch.linear": lambda: tt.linear(a, b, bias),
+        "F.linear": lambda: functional.linear(a, b, bias),
+        "tilecat.attention": lambda: operators.attention(q, k, v),
+        "tilecat.torch.attention": lambda: tt.attention(q, k, v),
+        "tilecat.torch.sdpa": lambda: tt.sdpa(q, k, v),
+        "F.scaled_dot_product_attention": lambda: sdpa(q, k, v),
+        "F.scaled_dot_product_attention, q trains": lambda: sdpa(trained, k, v),
+    }
+
+
+def measure() -> dict[str, float]:
+    torch = require_gpu()
+    found = {}
+    for name, call in calls(torch).items():
+        call()
+        found[name] = round(host_time(call), 2)
+        print(f"{found[name]:8.2f} us  {name}", flush=True)
+    return found
+
+
+if __name__ == "__main__":
+    rows = measure()
+    if sys.argv[1:]:
+        Path(sys.argv[1]).write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
