@@ -20,6 +20,7 @@ TITLES = {
     "order": "Order of the tasks",
     "host": "Host time of a call, microseconds",
     "steps": "A product in nine steps",
+    "attention_steps": "Attention in seven steps",
 }
 # What the README shows of each table; docs/measurements.md has every row.
 HEADLINES = {
@@ -141,7 +142,8 @@ def summary(table: str, rows: list[dict[str, Any]]) -> str:
 
 def _part(table: str, source: Source, labels: tuple[str, ...] | None) -> Iterator[str]:
     rows = [r for r in source.rows if labels is None or r["label"] in labels or table == "host"]
-    makers = {"gemm": speeds, "attention": speeds, "grid": speeds, "host": host, "steps": steps}
+    makers = {"gemm": speeds, "attention": speeds, "grid": speeds, "host": host, "steps": steps,
+              "attention_steps": steps}  # fmt: skip
     yield f"**{TITLES[table]}** ({caption(source)})"
     yield ""
     yield from makers.get(table, variants)(rows)
