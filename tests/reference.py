@@ -100,16 +100,20 @@ def matmul(a: Any, b: Any) -> Reference:
     return Reference(value, accumulation(a64.shape[1]) * magnitude)
 
 
-def attention(q: Any, k: Any, v: Any, scale: float | None = None) -> tuple[Reference, Reference]:
+def attention(
+    q: Any, k: Any, v: Any, scale: float | None = None, change: Any = None
+) -> tuple[Reference, Reference]:
     """softmax(scale Q K^T) V and log(sum(exp(scale Q K^T))), in float64.
 
-    A row without keys (Lk = 0) gives zeros and a log-sum-exp of minus infinity.
+    A row without keys (Lk = 0, or all scores -inf) gives zeros and a log-sum-exp of minus infinity.
 
     Args:
         q: [B, H, Lq, D], bf16 or f16.
         k: [B, Hkv, Lk, D]; H is a multiple of Hkv, head h reads head h // (H // Hkv).
         v: as `k`.
         scale: of the scores; 1 / sqrt(D) if None.
+        change: makes scores [B, H, Lq, Lk] of the scaled products, -inf of keys that are hidden;
+            None for nothing. An error of a product is taken to be no larger afterwards.
 
     Returns:
         The output [B, H, Lq, D] and the log-sum-exp [B, H, Lq] (natural logarithm).
@@ -120,21 +124,25 @@ def attention(q: Any, k: Any, v: Any, scale: float | None = None) -> tuple[Refer
     scale = 1.0 / math.sqrt(q64.shape[3]) if scale is None else scale
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         scores = scale * (q64 @ k64.swapaxes(2, 3))
+        scores = scores if change is None else change(scores)
         largest = scores.max(axis=3, keepdims=True, initial=-np.inf)
         weights = np.exp(scores - largest)
+        weights[scores == -np.inf] = 0
         total = weights.sum(axis=3, keepdims=True)
         lse = (largest + np.log(total))[..., 0]
         terms = (np.abs(largest) + np.abs(np.log(total)))[..., 0]
-        probabilities = weights / total
+        probabilities = np.where(total == 0, 0, weights / total)
         out = probabilities @ v64
         products = abs(scale) * (np.abs(q64) @ np.abs(k64).swapaxes(2, 3))
-        score_error = _score_error(products, scores, q64.shape[3])
+        score_error = _score_error(products, scores, q64.shape[3], change is not None)
         out_error = _attention_error(probabilities, v64, score_error, as_numpy(v).dtype)
         lse_error = score_error + accumulation(k64.shape[2]) + 4 * TRUNCATION * (1 + terms)
     return Reference(out, out_error), Reference(lse, lse_error)
 
 
-def _score_error(products: np.ndarray, scores: np.ndarray, d: int) -> np.ndarray:
+def _score_error(
+    products: np.ndarray, scores: np.ndarray, d: int, changed: bool = False
+) -> np.ndarray:
     """[B, H, Lq]: largest relative error of a row's weights exp(score - max).
 
     The fp32 product is off by `accumulation(D)` of `products` = scale sum |q_i k_i|; scaling by
@@ -142,6 +150,9 @@ def _score_error(products: np.ndarray, scores: np.ndarray, d: int) -> np.ndarray
     exponent is a relative one of the exponential; its own approximation comes on top.
     """
     exponent = accumulation(d) * products + 3 * TRUNCATION * np.abs(scores)
+    if changed:  # a few more roundings of what is at most so large
+        exponent += 8 * TRUNCATION * products
+        exponent = np.where(scores == -np.inf, 0, exponent)
     return 2 * _LOG2_E * exponent.max(axis=3, initial=0.0) + EXP2_ERROR
 
 

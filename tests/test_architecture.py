@@ -50,6 +50,7 @@ LAYERS = (
     ("kernels",),
     ("gemm_groups", "gemm_call", "gemm_winners", "gemm_choice", "gemm_autotune", "gemm_parts"),
     ("gemm_ready", "operators"),
+    ("attention_choice", "attention_ready", "attention_options", "attention_call"),
     ("attention_backward_call",),
     ("testing",),
     ("bench", "torch", "tune"),

@@ -170,6 +170,7 @@ from .pipeline.scheduler import (
     column_major,
     custom_order,
     grouped,
+    longest_first,
     row_major,
     sequence_first,
     snake,
@@ -181,8 +182,9 @@ from .tiles import gl, inout, rt, rv, sc, st, sv, tt
 # isort: split
 # Kernels are written against the names above.
 from .attention_backward_call import attention_backward
-from .kernels import epilogues
-from .operators import attention, grouped_matmul, matmul
+from .attention_call import attention
+from .kernels import epilogues, score_mods
+from .operators import grouped_matmul, matmul
 
 __version__ = "0.1.0"
 
@@ -279,6 +281,7 @@ __all__ = [
     "load_async",
     "load_bulk",
     "Loc",
+    "longest_first",
     "lower_fill",
     "MachineError",
     "make_causal",
@@ -337,6 +340,7 @@ __all__ = [
     "sc",
     "scale_codes",
     "scale_values",
+    "score_mods",
     "Schedule",
     "ScopeError",
     "sequence_first",

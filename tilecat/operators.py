@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
-
-from .binding import bind
 from .errors import LayoutError, ResourceError
 from .gemm_autotune import tune_first
 from .gemm_call import BLOCK, GemmCall, Options, prepare
@@ -17,15 +13,12 @@ from .gemm_choice import WIDEST, Problem, choose, held
 from .gemm_groups import Groups
 from .gemm_parts import places_of
 from .gemm_ready import Launched, again, remember, tokens
-from .kernels.attention import attention as attention_kernel
 from .kernels.gemm import matmul as matmul_kernel
 from .runtime import deferred
-from .runtime.arrays import ITEM_BYTES, ArrayView, empty, view
+from .runtime.arrays import ITEM_BYTES, view
 from .runtime.workspace import allocates
 
-HEAD_DIMS = (32, 64, 128)
 _eased: dict[Any, Problem] = {}  # problems whose best configuration would spill registers
-SCALES = (2.0**-149, float(np.finfo(np.float32).max))  # positive and finite in f32
 
 
 @lru_cache(maxsize=16)
@@ -201,72 +194,3 @@ def _problem(call: GemmCall) -> Problem:
         splits=allocates(call.arrays[0]) and not any(
             call.params[name] for name in ("second", "block_scales", "groups")),
     )  # fmt: skip
-
-
-def attention(
-    q: Any, k: Any, v: Any, scale: float | None = None, *, return_lse: bool = False
-) -> Any:
-    """`softmax(scale q k^T) v` for each head, not causal.
-
-    Args:
-        q: B x H x Lq x D, bf16 or f16; D is 32, 64 or 128.
-        k: B x Hkv x Lk x D; Hkv divides H (grouped-query attention).
-        v: B x Hkv x Lk x D.
-        scale: of the scores, positive; 1/sqrt(D) if None.
-        return_lse: also return the log-sum-exp of each row's scaled scores, f32, B x H x Lq.
-
-    Returns:
-        B x H x Lq x D of q's dtype, or (that, lse). With no key (Lk = 0) the output is 0 and the
-        log-sum-exp -inf.
-
-    Raises:
-        LayoutError: shapes that do not fit, a head dim that is not supported, or a scale that is
-            not positive.
-        DTypeError: dtypes other than bf16 and f16, or two of them.
-        ResourceError: arrays on two devices; a CUDA array and no GPU.
-    """
-    query, key, value = view(q), view(k), view(v)
-    _check_attention(query, key, value)
-    if not (scale is None or _is_scale(scale)):
-        raise LayoutError(
-            f"attention: the scale of the scores is positive and finite, got scale={scale!r}",
-            hint="for a negative scale, negate q; for zero, every output is the mean of v",
-        )
-    batch, heads, length, dim = query.shape
-    out = empty(q, query.shape, query.dtype)
-    lse = empty(q, (batch, heads, length), "f32")
-    if key.shape[2] == 0:
-        results = [view(out), view(lse)]
-        bind(attention_kernel.signature, [query, key, value, *results, 1.0], {})
-        out[...] = 0
-        lse[...] = -math.inf
-        return (out, lse) if return_lse else out
-    chosen = dim**-0.5 if scale is None else scale
-    consumers = min(2 if dim == 128 else 3, max(1, math.ceil(length / 64)))
-    attention_kernel(q, k, v, out, lse, chosen, consumers=consumers, pingpong=consumers == 3)
-    return (out, lse) if return_lse else out
-
-
-def _is_scale(value: Any) -> bool:
-    number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-    return number and bool(SCALES[0] <= value <= SCALES[1])
-
-
-def _check_attention(query: ArrayView, key: ArrayView, value: ArrayView) -> None:
-    for name, array in (("q", query), ("k", key), ("v", value)):
-        if len(array.shape) != 4:
-            raise LayoutError(
-                f"attention: {name} has 4 axes (batch, heads, length, dim), got shape {array.shape}"
-            )
-    dim = query.shape[3]
-    if dim not in HEAD_DIMS:
-        wider = next((str(d) for d in HEAD_DIMS if d > dim > 0), None)
-        raise LayoutError(
-            f"attention: the head dim is one of {', '.join(map(str, HEAD_DIMS))}, got {dim}",
-            hint=wider and f"pad the heads with zeros to {wider}, and give scale={dim}**-0.5",
-        )
-    heads, groups = query.shape[1], key.shape[1]
-    if heads and (groups == 0 or heads % groups):
-        raise LayoutError(
-            f"attention: the heads of k and v divide those of q, got {heads} and {groups}"
-        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tilecat.kernels import epilogues
+from tilecat.kernels import epilogues, score_mods
 from tilecat.pipeline.output import Output
 from tilecat.pipeline.role import Role
 from tilecat.pipeline.rows import Rows
@@ -15,6 +15,8 @@ from .maps import FRAME, E
 
 READY = ("bias", "gelu", "scale", "row_scale", "col_scale", "relu", "gelu_tanh", "silu", "gate",
          "residual", "Dropout", "swiglu", "geglu")  # fmt: skip
+SCORE_MODS = ("alibi", "bias", "key_bias", "same_document")
+OF_SCORES = ("tile", "of_queries", "of_keys", "of_head")
 
 BATCHED = """
 @tc.kernel
@@ -322,7 +324,7 @@ schedule gives.
      "role.compute", "rows", "stream_rows", "stream_rows.start",
      "stream_rows.load", "stream_rows.compute", "ragged", "Schedule", "row_major",
      "column_major", "grouped", "snake", "custom_order", "batched", "split_k", "stream_k",
-     "sequence_first"),
+     "sequence_first", "longest_first"),
     (
         E("lcf pipe pipe.input pipe.output pipe.accumulator pipe.load pipe.compute pipe.finish "
           "input "
@@ -353,6 +355,10 @@ schedule gives.
           "np.allclose(y, 2)"),
         E("ragged", RAGGED, "(y == 2).all()"),
         E("sequence_first", ATTENTION_TASKS, "(y == 2).all()"),
+        E("longest_first", ATTENTION_TASKS.replace(
+            "sequence_first(tc.cdiv(X.size(2), 64), X.size(1), X.size(0))",
+            "longest_first(tc.cdiv(X.size(2), 64), X.size(1), X.size(0), planes=4)"),
+          "(y == 2).all()"),
     ),
     objects={"pipe": Lcf, "input": Slots, "scratch": Scratch, "output": Output, "stream": Lcsf,
              "parts": Roles, "role": Role, "stream_rows": Rows},
@@ -383,7 +389,9 @@ OPERATORS = Family(
     "On NumPy arrays and CPU tensors they run on the PTX machine, on CUDA tensors on the GPU.",
     ("matmul", "epilogues", *(f"epilogues.{name}" for name in READY),
      *(f"at.{name}" for name in ("tile", "row_vector", "col_vector", "scalar")),
-     "grouped_matmul", "attention", "attention_backward"),
+     "grouped_matmul", "attention", "attention_backward", "score_mods",
+     *(f"score_mods.{name}" for name in SCORE_MODS),
+     *(f"scores_at.{name}" for name in ("queries", "keys", *OF_SCORES))),
     (
         E("matmul", "a = np.ones((70, 40), np.float16)\nc = tc.matmul(a, a.T)", "(c == 40).all()"),
         E("epilogues epilogues.bias epilogues.gelu", """
@@ -422,6 +430,30 @@ y = tc.grouped_matmul(x, w, ends=np.array([30, 30, 70], np.int32))
 q, lse = np.ones((1, 2, 70, 128), np.float16), np.full((1, 2, 70), 128**0.5 + np.log(70), "f4")
 dq, dk, dv = tc.attention_backward(q, q, q, q, q, lse)
 """, ("np.allclose(dq, 0, atol=1e-3)", "np.allclose(dv, 1, rtol=1e-2)")),
+        E(f"score_mods {' '.join(f'score_mods.{name}' for name in SCORE_MODS)}", """
+q = np.ones((1, 2, 70, 32), np.float16)
+slopes, row, bias = np.ones(2, np.float32), np.zeros(70, np.int32), np.zeros((70, 70), np.float16)
+
+def three(s, at, slopes, bias, of_key):
+    s = tc.score_mods.key_bias(tc.score_mods.bias(s, at, bias), at, of_key)
+    return tc.score_mods.alibi(s, at, slopes)
+
+o = tc.attention(q, q, q, score_mod=(three, slopes, bias, bias[0]),
+                 mask_mod=(tc.score_mods.same_document, row, row))
+""", "np.allclose(o, 1, rtol=1e-3)"),
+        E(f"scores_at.queries scores_at.keys {' '.join(f'scores_at.{n}' for n in OF_SCORES)}", """
+def mine(s, scores_at, bias, row, col, per_head):
+    s = s + scores_at.tile(bias) + scores_at.of_queries(row) - scores_at.of_keys(col)
+    return s * scores_at.of_head(per_head)
+
+def before(scores_at):
+    return scores_at.keys <= scores_at.queries
+
+q, row, head = np.ones((1, 2, 70, 32), np.float16), np.ones(70, np.float32), np.ones(2, np.float32)
+bias = np.zeros((70, 70), np.float32)
+o = tc.attention(q, q, q, score_mod=(mine, bias, row, row, head), mask_mod=before)
+""", "np.allclose(o, 1, rtol=1e-3)"),
     ),
-    objects={"epilogues": epilogues, "at": epilogues.Where},
+    objects={"epilogues": epilogues, "at": epilogues.Where, "score_mods": score_mods,
+             "scores_at": score_mods.At},
 )  # fmt: skip

@@ -15,7 +15,7 @@ from arrays import assert_margin_untouched, blank, normal  # noqa: E402
 from exact import assert_close, attention  # noqa: E402
 
 import tilecat as tc  # noqa: E402
-from tilecat import operators  # noqa: E402
+from tilecat import attention_call  # noqa: E402
 from tilecat.kernels import KERNELS  # noqa: E402
 from tilecat.kernels.attention import attention as kernel  # noqa: E402
 from tilecat.testing import poison  # noqa: E402
@@ -34,14 +34,19 @@ VIEWS = ("heads", "packed", "shifted", "odd", "sliced", "spread")
 @pytest.fixture(autouse=True)
 def poisoned_outputs(monkeypatch):
     """What an operator allocates is NaN until it is written."""
-    allocate = operators.empty
+    allocator = attention_call.allocator
 
-    def empty(*args):
-        made = allocate(*args)
-        poison(made)
+    def poisoned(*args):
+        make = allocator(*args)
+
+        def made():
+            array = make()
+            poison(array)
+            return array
+
         return made
 
-    monkeypatch.setattr(operators, "empty", empty)
+    monkeypatch.setattr(attention_call, "allocator", poisoned)
 
 
 def random_problems(count, seed=2026):
@@ -66,7 +71,7 @@ def tensors(size, dim, dtype="bf16", layouts=("row", "row", "row"), seed=0):
 
 def check(q, k, v, scale=None):
     """Output and log-sum-exp of the operator, every element."""
-    out, lse = tc.attention(q, k, v, scale, return_lse=True)
+    out, lse = tc.attention(q, k, v, scale=scale, return_lse=True)
     expected, expected_lse = attention(q, k, v, scale)
     assert out.dtype == q.dtype and lse.dtype == torch.float32
     assert_close(out, expected, f"output of {tuple(q.shape)} {tuple(k.shape)} {q.dtype}")

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from ..attention_call import attention
 from ..errors import TileError
 from ..kernels import KERNELS, KernelSpec, Shape
 from ..kernels.attention import attention as kernel
 from ..kernels.spec import rounding
-from ..operators import attention
 from ..pipeline.scheduler import Schedule, custom_order, sequence_first
 from ..testing import poison
 from .session import Session, Task

@@ -6,10 +6,11 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
+from ..attention_call import attention
 from ..gemm_ready import MAX_LAUNCHES
 from ..kernels import epilogues
 from ..kernels.gemm import matmul as kernel
-from ..operators import attention, matmul
+from ..operators import matmul
 from ..runtime.arrays import view
 from ..runtime.deferred import launch as launch_module
 from ..testing import host_time

@@ -55,7 +55,7 @@ class Scratch:
             raise ScopeError("scratch: used by consumers; the producer loads scratch[i]")
 
     def wait(self) -> None:
-        """Consumer: waits until its tile is loaded.
+        """Consumer: waits until its tile is loaded, once a task.
 
         Scope: the consume and finish holes. PTX: `mbarrier.try_wait.parity`.
         """
@@ -63,15 +63,18 @@ class Scratch:
         self.ring.look()
         consumer = operand_of(self.consumer)
         add(WaitBarrier(self.ring.full.result, consumer, operand_of(self.ring.phase)))
+        self.ring.advance()
 
-    def release(self) -> None:
+    def release(self, when: Any = None) -> None:
         """Consumer: its tile may be loaded for the next task.
+
+        Args:
+            when: a condition; the tile is given back where it holds, which must be once a task.
 
         Scope: the consume and finish holes. PTX: `mbarrier.arrive`.
         """
         self._in_consumer()
-        self.ring.give_back(self.consumer)
-        self.ring.advance()
+        self.ring.give_back(self.consumer, when)
 
     def finish_step(self) -> None:
         """After the begin hole: every tile was loaded; the phase turns."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .. import operators
+from .. import attention_call
 from .library import define, torch
 
 
@@ -27,7 +27,7 @@ def attention(q: Any, k: Any, v: Any, *, scale: float | None = None) -> Any:
 
 
 def _forward_kernel(q: Any, k: Any, v: Any, scale: float) -> Any:
-    return operators.attention(q, k, v, scale, return_lse=True)
+    return attention_call.attention(q, k, v, scale=scale, return_lse=True)
 
 
 def _forward_fake(q: Any, k: Any, v: Any, scale: float) -> Any:

@@ -1,0 +1,237 @@
+"""tc.attention on the PTX machine against float64: edges, masks, scores, head dims, bad input."""
+
+import math
+import random
+
+import ml_dtypes
+import numpy as np
+import pytest
+import reference
+
+import tilecat as tc
+from tilecat.errors import DTypeError, LayoutError
+from tilecat.kernels.attention_forward import attention_forward as kernel
+
+BF16 = ml_dtypes.bfloat16
+
+
+def normal(*shape, dtype=BF16, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+
+
+def operands(batch, heads, groups, queries, keys, dim, dim_v=None, dtype=BF16, seed=0):
+    sizes = ((heads, queries, dim), (groups, keys, dim), (groups, keys, dim_v or dim))
+    return [normal(batch, *size, dtype=dtype, seed=3 * seed + n) for n, size in enumerate(sizes)]
+
+
+def seen(queries, keys, causal=False, window=(None, None)):
+    """[Lq, Lk]: whether a query sees a key."""
+    shift = keys - queries if causal == "bottom-right" else 0
+    distance = np.arange(keys) - (np.arange(queries)[:, None] + shift)
+    found = np.ones((queries, keys), bool)
+    left, right = window
+    if causal:
+        found &= distance <= 0
+    if left is not None:
+        found &= distance >= -left
+    if right is not None:
+        found &= distance <= right
+    return found
+
+
+def check(q, k, v, change=None, **options):
+    """Output and log-sum-exp of a call, into poisoned arrays, every element."""
+    out = np.full((*q.shape[:3], v.shape[3]), np.nan, q.dtype)
+    lse = np.full(q.shape[:3], np.nan, np.float32)
+    got = tc.attention(q, k, v, out=out, lse=lse, return_lse=True, **options)
+    assert got[0] is out and got[1] is lse
+    expected, expected_lse = reference.attention(q, k, v, options.get("scale"), change)
+    reference.assert_close(out, expected, out.dtype)
+    reference.assert_close(lse, expected_lse, np.float32)
+    return out, lse
+
+
+def check_edges(q, k, v, causal=False, window=None, **options):
+    visible = seen(q.shape[2], k.shape[2], causal, window or (None, None))
+    return check(
+        q, k, v, lambda s: np.where(visible, s, -np.inf), causal=causal, window=window, **options
+    )
+
+
+EDGES = [
+    ((200, 200), True, None),
+    ((100, 300), "top-left", None),
+    ((300, 100), "bottom-right", None),  # the first queries see nothing
+    ((100, 300), "bottom-right", None),
+    ((300, 300), True, (70, None)),
+    ((300, 300), False, (0, 0)),
+    ((200, 260), False, (None, 40)),
+    ((260, 200), "bottom-right", (30, 5)),
+    ((1, 300), "bottom-right", (128, None)),
+    ((400, 70), True, (5, None)),  # the last queries see nothing
+]
+
+
+@pytest.mark.parametrize("lengths, causal, window", EDGES, ids=str)
+def test_edges_hide_what_they_should(lengths, causal, window):
+    check_edges(*operands(1, 2, 1, *lengths, 64), causal, window)
+
+
+@pytest.mark.parametrize(
+    "dims", [(64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256), (72, 40), (5, 130)]
+)
+def test_head_dims_of_every_width(dims):
+    check_edges(*operands(1, 1, 1, 130, 190, *dims), causal=True)
+
+
+def test_masked_blocks_are_not_loaded():
+    """A NaN in a block of keys that nobody sees does not reach the output."""
+    q, k, v = operands(1, 1, 1, 200, 600, 64)
+    k[:, :, 384:] = v[:, :, 384:] = np.nan
+    out, _ = tc.attention(q, k, v, causal=True, return_lse=True)
+    wanted, _ = tc.attention(q, k[:, :, :256], v[:, :, :256], causal=True, return_lse=True)
+    np.testing.assert_array_equal(out, wanted)
+
+
+def test_rows_that_see_nothing_are_zero():
+    q, k, v = operands(1, 2, 2, 70, 90, 64)
+    out, lse = tc.attention(q, k, v, mask_mod=lambda at: at.queries >= 30, return_lse=True)
+    assert not out[:, :, :30].astype(float).any() and (lse[:, :, :30] == -np.inf).all()
+    assert np.isfinite(lse[:, :, 30:]).all()
+
+
+# ---- scores
+
+
+def near(at, distance):
+    return abs(at.queries - at.keys) <= distance
+
+
+def test_softcap_bias_and_functions_in_order():
+    q, k, v = operands(1, 4, 2, 100, 150, 64)
+    bias = normal(4, 100, 150, dtype=np.float32, seed=9)
+    slopes = np.array([0.5, 0.25, 0.125, 0.0625], np.float32)
+    distance = np.abs(np.arange(100)[:, None] - np.arange(150))
+
+    def change(s):
+        s = 20 * np.tanh(s / 20) + bias - distance * slopes[:, None, None]
+        return np.where(distance <= 77, s, -np.inf)
+
+    check(
+        q, k, v, change, softcap=20.0, bias=bias, score_mod=(tc.score_mods.alibi, slopes),
+        mask_mod=(near, 77),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", [(70, 90), (1, 90), (2, 1, 90), (3, 1, 1, 90), (3, 2, 70, 90)])
+@pytest.mark.parametrize("dtype", [np.float32, BF16, np.float16])
+def test_bias_broadcasts(shape, dtype):
+    q, k, v = operands(3, 2, 1, 70, 90, 32)
+    bias = normal(*shape, dtype=dtype, seed=5)
+    check(q, k, v, lambda s: s + bias.astype(float), bias=bias)
+
+
+def test_documents_are_kept_apart():
+    q, k, v = operands(1, 2, 2, 150, 150, 64)
+    documents = np.sort(np.random.default_rng(0).integers(0, 4, 150)).astype(np.int32)
+    same = documents[:, None] == documents
+    check(
+        q, k, v, lambda s: np.where(same, s, -np.inf),
+        mask_mod=(tc.score_mods.same_document, documents, documents),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("causal", [False, "bottom-right"])
+def test_sinks_take_part_without_a_value(causal):
+    q, k, v = operands(2, 2, 1, 100, 70, 64)
+    sinks = np.array([1.5, -3.0], np.float32)
+    out, lse = tc.attention(q, k, v, sinks=sinks, causal=causal, return_lse=True)
+    visible = seen(100, 70, causal)
+    plain, plain_lse = reference.attention(q, k, v, None, lambda s: np.where(visible, s, -np.inf))
+    wanted = np.logaddexp(plain_lse.value, sinks[:, None])
+    np.testing.assert_allclose(lse, wanted, rtol=1e-5, atol=1e-5)
+    shrunk = plain.value * np.exp(plain_lse.value - wanted)[..., None]
+    np.testing.assert_allclose(out.astype(float), shrunk, rtol=2**-7, atol=2**-7)
+    assert causal is False or not out[:, :, 0].astype(float).any()
+
+
+def test_equal_lambdas_compile_once():
+    q, k, v = operands(1, 1, 1, 40, 40, 32)
+    before = []
+    for _ in range(3):
+        tc.attention(q, k, v, score_mod=lambda s, at: s * 0.5)
+        before.append(kernel.compiles)
+    assert len(set(before)) == 1
+
+
+def random_calls(count, seed):
+    """Problems of every option, lengths even in their logarithms, 1 to 300."""
+    rng = random.Random(seed)
+    for number in range(count):
+        groups, share = rng.choice((1, 2)), rng.choice((1, 1, 2, 3))
+        lengths = [round(300 ** rng.random()) for _ in range(2)]
+        dims = rng.choice(((32, 32), (64, 64), (64, 64), (96, 96), (40, 64), (128, 128)))
+        edge = rng.choice((False, True, "top-left", "bottom-right"))
+        window = rng.choice((None, None, *[(rng.choice((None, 0, 9, 100)), rng.choice((None, 3)))]))
+        half = np.float16 if rng.random() < 0.25 else BF16
+        cap = rng.choice((None, None, 5.0))
+        arrays = operands(
+            rng.choice((1, 2)), groups * share, groups, *lengths, *dims, half, number
+        )
+        yield arrays, {"causal": edge, "window": window, "softcap": cap,
+                       "bias": rng.random() < 0.25, "scale": rng.choice((None, 0.05, 0.3))}
+
+
+@pytest.mark.parametrize("part", range(3))
+def test_random_calls(part):
+    for arrays, options in random_calls(12, 100 + part):
+        (q, k, v), shape = arrays, (arrays[0].shape[2], arrays[1].shape[2])
+        bias = normal(*shape, dtype=np.float32, seed=7) if options.pop("bias") else None
+        visible = seen(*shape, options["causal"], options["window"] or (None, None))
+        cap = options["softcap"]
+
+        def change(s, cap=cap, bias=bias, visible=visible):
+            s = s if cap is None else cap * np.tanh(s / cap)
+            return np.where(visible, s if bias is None else s + bias, -np.inf)
+
+        check(q, k, v, change, bias=bias, **options)
+
+
+# ---- bad input
+
+Q = normal(1, 4, 30, 64)
+K = normal(1, 2, 50, 64, seed=1)
+WRONG = {
+    "causal": (dict(causal="left"), LayoutError, "causal is False, True .top-left., 'top-left'"),
+    "causal number": (dict(causal=2), LayoutError, "causal is False"),
+    "window": (dict(window=5), LayoutError, r"window is \(left, right\)"),
+    "window sides": (dict(window=(3, -1)), LayoutError, r"0 or more, .* got window=\(3, -1\)"),
+    "softcap": (dict(softcap=-1.0), LayoutError, "softcap of the scores is positive and finite"),
+    "bias": (dict(bias=np.zeros((30, 49), np.float32)), LayoutError,
+             r"bias broadcasts to B x H x Lq x Lk = \(1, 4, 30, 50\) .* got the shape \(30, 49\)"),
+    "bias heads": (dict(bias=np.zeros((2, 30, 50), np.float32)), LayoutError, "bias broadcasts"),
+    "bias axes": (dict(bias=np.zeros(50, np.float32)), LayoutError, "from 2 axes or more"),
+    "bias dtype": (dict(bias=np.zeros((30, 50), np.int32)), DTypeError, "bias is f32, bf16, f16"),
+    "sinks": (dict(sinks=np.zeros(2, np.float32)), LayoutError, r"sinks has the shape H = \(4,\)"),
+    "sinks dtype": (dict(sinks=np.zeros(4, BF16)), DTypeError, "sinks is f32, got bf16"),
+    "out": (dict(out=np.zeros((1, 4, 30, 32), BF16)), LayoutError, r"out has the shape B x H x Lq"),
+    "out dtype": (dict(out=np.zeros(Q.shape, np.float16)), DTypeError, "out is bf16, got f16"),
+    "lse": (dict(lse=np.zeros((1, 4, 31), np.float32)), LayoutError, "lse has the shape B x H x"),
+    "mod": (dict(score_mod=3), LayoutError, "score_mod is a function f.s, at, .args., or a tuple"),
+    "mod args": (dict(mask_mod=lambda at, x: at.keys < x), LayoutError, "mask_mod is called as f"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_bad_options_are_refused(name):
+    options, kind, message = WRONG[name]
+    with pytest.raises(kind, match=message) as caught:
+        tc.attention(Q, K, K, **options)
+    assert caught.value.loc.file == __file__
+
+
+def test_scale_of_a_wider_head_is_its_own():
+    """Zero columns do not change the scale: 1 / sqrt(40), not of 64."""
+    q, k, v = operands(1, 1, 1, 20, 30, 40)
+    out = tc.attention(q, k, v)
+    np.testing.assert_array_equal(out, tc.attention(q, k, v, scale=1 / math.sqrt(40)))

@@ -1,0 +1,171 @@
+"""A call of attention: its arguments checked, and the kernel's made of them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from .attention_choice import NARROWEST, TILE_DIMS, choose
+from .attention_options import HALVES, Options, check_array, check_positive
+from .attention_ready import again, remember
+from .errors import DTypeError, LayoutError, ResourceError
+from .kernels.attention_forward import attention_forward as kernel
+from .runtime.arrays import ArrayView, allocator, view
+
+SCALE_HINT = "for a negative scale, negate q; for zero, every output is the mean of v"
+
+_eased: dict[Any, int] = {}  # edges and mods whose widest blocks of keys need too many registers
+
+
+def attention(
+    q: Any, k: Any, v: Any, *, causal: bool | str = False,
+    window: tuple[int | None, int | None] | None = None, scale: float | None = None,
+    softcap: float | None = None, bias: Any = None, mask_mod: Any = None, score_mod: Any = None,
+    cu_seqlens_q: Any = None, cu_seqlens_k: Any = None, sinks: Any = None, out: Any = None,
+    lse: Any = None, return_lse: bool = False,
+) -> Any:  # fmt: skip
+    """`softmax(scale q k^T) v` for each head.
+
+    A score is `scale q k^T`; then, where given, `softcap tanh(score / softcap)`; then `+ bias`;
+    then what score_mod makes of it; then -inf where the key is hidden. Rows of which every key is
+    hidden give 0, and a log-sum-exp of -inf.
+
+    Args:
+        q: B x H x Lq x D, bf16 or f16, any strides; D at most 256. Widths between 32, 64, 96, 128,
+            192 and 256 compute as the next of them.
+        k: B x Hkv x Lk x D; Hkv divides H (grouped-query and multi-query attention).
+        v: B x Hkv x Lk x Dv.
+        causal: query i sees no key behind its own: key i ("top-left", or True), or key
+            i + Lk - Lq ("bottom-right").
+        window: (left, right): a query sees keys from `left` before its own to `right` behind it;
+            None for no limit on a side.
+        scale: of the scores, positive; 1/sqrt(D) if None.
+        softcap: positive, or None.
+        bias: f32, bf16 or f16, broadcast to B x H x Lq x Lk from 2 axes or more: of each at least
+            Lk is there. -inf hides a key.
+        mask_mod: `f(at, *args)`, a function of `tc.score_mods`' kind that says which keys are seen,
+            or a tuple of one and its run-time arguments, tensors and numbers.
+        score_mod: `f(s, at, *args)`, or a tuple: a tile of scores in, one out.
+        cu_seqlens_q, cu_seqlens_k: not supported yet.
+        sinks: f32 [H]: a score of each head that takes part in the softmax, and has no value.
+        out: B x H x Lq x Dv of q's dtype to write, or None to allocate it.
+        lse: f32 B x H x Lq to write the log-sum-exp to, or None.
+        return_lse: also return it.
+
+    Returns:
+        out, or (out, lse): natural logarithm of the sum of e to each of a row's scores (the sink's
+        too), f32, B x H x Lq, -inf where all keys are hidden. CUDA arrays run on the GPU on the
+        current stream, without waiting; NumPy arrays and CPU tensors run on the PTX machine.
+
+    Raises:
+        LayoutError: shapes that do not fit, heads that do not divide, a head dim above 256, a scale
+            or soft cap that is not positive.
+        DTypeError: dtypes other than those above.
+        ResourceError: arrays on two devices; a CUDA array and no GPU.
+
+    Example: `y = tc.attention(q, k, v, causal=True, window=(1023, None))`
+    """
+    if cu_seqlens_q is not None or cu_seqlens_k is not None:
+        raise LayoutError("attention: sequences of several lengths are not supported yet")
+    options = Options(causal, window, scale, softcap, bias, mask_mod, score_mod, sinks)
+    key = options.key(q, k, v, out, lse)
+    found = again(key, q, k, v, out, lse) or _run(key, q, k, v, out, lse, options)
+    return found if return_lse else found[0]
+
+
+def is_short(error: ResourceError) -> bool:
+    """Whether a kernel's registers were not enough: narrower blocks of keys need less."""
+    return any(word in error.message for word in ("spill", "register"))
+
+
+def _run(
+    key: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, options: Options
+) -> tuple[Any, Any]:
+    """Checks, chooses, launches; output and log-sum-exp."""
+    query, keys, value = view(q), view(k), view(v)
+    batch, heads, queries, length = shape = _check_shapes(query, keys, value)
+    scale = query.shape[3] ** -0.5 if options.scale is None else options.scale
+    check_positive("scale", scale, SCALE_HINT)
+    edges, args = options.edges()
+    mods, more = options.mods(shape)
+    rows, columns = (batch, heads, queries), value.shape[3]
+    makers = allocator(q, (*rows, columns), query.dtype), allocator(q, rows, "f32")
+    if out is not None:
+        check_array("out", out, (*rows, columns), (query.dtype,), "B x H x Lq x Dv")
+    if lse is not None:
+        check_array("lse", lse, rows, ("f32",), "B x H x Lq")
+    out, lse = makers[0]() if out is None else out, makers[1]() if lse is None else lse
+    if length == 0 or value.shape[3] == 0:
+        return _without_keys(out, lse, options)
+    uneven = (edges.left or edges.right) and queries > 1
+    arguments = (q, k, v, out, lse, float(scale), *args, *more)
+    while True:
+        params = choose(query.shape[3], columns, queries, uneven, _eased.get((edges, mods), 0))
+        try:
+            kernel(*arguments, edges=edges, mods=mods, **params)
+            break
+        except ResourceError as error:
+            if not is_short(error) or params["tile_k"] <= NARROWEST:
+                raise
+            _eased[edges, mods] = _eased.get((edges, mods), 0) + 1
+    if key is not None:
+        movable = kernel.movable(*arguments, edges=edges, mods=mods, **params)
+        remember(key, movable, makers, arguments)
+    return out, lse
+
+
+def _without_keys(out: Any, lse: Any, options: Options) -> tuple[Any, Any]:
+    """Results where no key is there: 0, and the log-sum-exp of nothing, or of the sinks."""
+    out[...] = 0
+    lse[...] = -math.inf if options.sinks is None else options.sinks[None, :, None]
+    return out, lse
+
+
+def _check_shapes(query: ArrayView, keys: ArrayView, value: ArrayView) -> tuple[int, int, int, int]:
+    """B, H, Lq and Lk.
+
+    Raises:
+        LayoutError: axes that do not fit, or head dims without a tile.
+        DTypeError: dtypes that are not multiplied.
+        ResourceError: arrays on several devices.
+    """
+    arrays = {"q": query, "k": keys, "v": value}
+    for name, array in arrays.items():
+        if len(array.shape) != 4:
+            raise LayoutError(
+                f"attention: {name} has 4 axes (batch, heads, length, dim), got shape {array.shape}"
+            )
+        if array.dtype not in HALVES or array.dtype != query.dtype:
+            raise DTypeError(
+                f"attention: q, k and v have one dtype, {' or '.join(HALVES)}, got "
+                + ", ".join(f"{n} of {x.dtype}" for n, x in arrays.items())
+            )
+        if not 1 <= array.shape[3] <= TILE_DIMS[-1]:
+            raise LayoutError(
+                f"attention: the head dim is 1 to {TILE_DIMS[-1]}, computed in tiles of "
+                f"{', '.join(map(str, TILE_DIMS))} columns, got {name} with {array.shape[3]}"
+            )
+    shown = ", ".join(f"{name} {tuple(array.shape)}" for name, array in arrays.items())
+    if len({array.device for array in arrays.values()}) > 1:
+        raise ResourceError(
+            "attention: q, k and v are on one device, got "
+            + ", ".join(f"{name} on {array.device}" for name, array in arrays.items()),
+            hint="move them with .to(device)",
+        )
+    (batch, heads, queries, _), (_, groups, length, _) = query.shape, keys.shape
+    for name, axis, pair in (
+        ("B", 0, ("q", "k")), ("D", 3, ("q", "k")), ("B", 0, ("k", "v")), ("Hkv", 1, ("k", "v")),
+        ("Lk", 2, ("k", "v")),
+    ):  # fmt: skip
+        first, second = (arrays[which].shape[axis] for which in pair)
+        if first != second:
+            raise LayoutError(
+                f"attention: extent {name} must agree, got {pair[0]} with {name}={first} and "
+                f"{pair[1]} with {name}={second} (shapes {shown})",
+                hint="q is B x H x Lq x D, k is B x Hkv x Lk x D, v is B x Hkv x Lk x Dv",
+            )
+    if heads and (groups == 0 or heads % groups):
+        raise LayoutError(
+            f"attention: the heads of k and v divide those of q, got {heads} and {groups}"
+        )
+    return batch, heads, queries, length

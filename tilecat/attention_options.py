@@ -1,0 +1,212 @@
+"""Options of a call of attention: checked, and turned into what the kernel takes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from .attention_ready import key_of
+from .errors import DTypeError, LayoutError
+from .gemm_call import MAX_FUNCTIONS, remembered
+from .kernels import score_mods
+from .kernels.attention_scores import FAR, Edges, Mods
+from .kernels.epilogues import Step
+from .runtime.arrays import ArrayView, view
+
+SCALES = (2.0**-149, float(np.finfo(np.float32).max))  # positive and finite in f32
+ALIGNED = {False: False, True: False, "top-left": False, "bottom-right": True}
+FLOATS = ("f32", "bf16", "f16")
+HALVES = ("bf16", "f16")
+
+
+@dataclass(frozen=True, eq=False)
+class Options:
+    """Keyword arguments of `tc.attention` that change the kernel or its arguments."""
+
+    causal: Any
+    window: Any
+    scale: Any
+    softcap: Any
+    bias: Any
+    mask_mod: Any
+    score_mod: Any
+    sinks: Any
+
+    def key(self, *tensors: Any) -> tuple[Any, ...] | None:
+        """What a call depends on beside the addresses of q, k, v, out and lse."""
+        return key_of(
+            tensors,
+            (self.causal, self.window, self.scale, self.softcap, self.bias, self.mask_mod,
+             self.score_mod, self.sinks),
+        )  # fmt: skip
+
+    def edges(self) -> tuple[Edges, list[int]]:
+        """What the kernel knows of the edges while tracing, and their arguments.
+
+        Raises:
+            LayoutError: no alignment of that name, or a window that is none.
+        """
+        known = isinstance(self.causal, bool | str) and self.causal in ALIGNED
+        if not known:
+            raise LayoutError(
+                f"attention: causal is False, True (top-left), 'top-left' or 'bottom-right', got "
+                f"causal={self.causal!r}"
+            )
+        left, right = self._window()
+        if self.causal:
+            right = 0 if right is None else min(right, 0)
+        edges = Edges(left is not None, right is not None, ALIGNED[self.causal])
+        return edges, [edge for edge in (left, right) if edge is not None]
+
+    def _window(self) -> tuple[int | None, int | None]:
+        window = (None, None) if self.window is None else self.window
+        fits = isinstance(window, tuple | list) and len(window) == 2
+        if not fits or not all(x is None or _is_int(x) and x >= 0 for x in window):
+            raise LayoutError(
+                "attention: window is (left, right), keys before and behind a query's own, 0 or "
+                f"more, or None for no limit, got window={self.window!r}",
+                hint="window=(1023, 0)",
+            )
+        left, right = (None if x is None or x >= FAR else int(x) for x in window)
+        return left, right
+
+    def mods(self, shape: tuple[int, ...]) -> tuple[Mods, list[Any]]:
+        """What changes scores, and the arguments.
+
+        Args:
+            shape: of the scores: B, H, Lq, Lk.
+
+        Raises:
+            LayoutError: a bias, sinks or functions that do not fit.
+            DTypeError: their dtypes.
+        """
+        args: list[Any] = []
+        if self.softcap is not None:
+            check_positive("softcap", self.softcap, "None for no soft cap")
+            args.append(float(self.softcap))
+        if self.sinks is not None:
+            check_array("sinks", self.sinks, shape[1:2], ("f32",), "H")
+            args.append(self.sinks)
+        found = [] if self.bias is None else [_bias(self.bias, shape)]
+        if self.score_mod is not None:
+            found.append(_function("score_mod", self.score_mod, "f(s, at, *args)", 2))
+        args += [arg for _, more in found for arg in more]
+        steps = tuple(Step(function, len(more)) for function, more in found)
+        mask = None
+        if self.mask_mod is not None:
+            function, more = _function("mask_mod", self.mask_mod, "f(at, *args)", 1)
+            mask = Step(function, len(more))
+            args += more
+        score = _chain(steps) if len(steps) > 1 else next(iter(steps), None)
+        return Mods(self.softcap is not None, score, mask, self.sinks is not None), args
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def check_positive(name: str, value: Any, hint: str) -> None:
+    """Refuses what is no positive, finite number.
+
+    Raises:
+        LayoutError: it is not.
+    """
+    number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+    if not (number and SCALES[0] <= value <= SCALES[1]):
+        raise LayoutError(
+            f"attention: the {name} of the scores is positive and finite, got {name}={value!r}",
+            hint=hint,
+        )
+
+
+def check_array(
+    name: str, value: Any, shape: tuple[int, ...], dtypes: tuple[str, ...], axes: str
+) -> ArrayView:
+    """The view of an array of that shape and one of those dtypes.
+
+    Raises:
+        LayoutError: another shape.
+        DTypeError: another dtype, or no array.
+    """
+    try:
+        array = view(value)
+    except DTypeError as error:
+        raise DTypeError(f"attention: {name}: {error.message}", hint=error.hint) from None
+    if tuple(array.shape) != shape:
+        raise LayoutError(
+            f"attention: {name} has the shape {axes} = {shape} here, got {tuple(array.shape)}"
+        )
+    if array.dtype not in dtypes:
+        raise DTypeError(f"attention: {name} is {' or '.join(dtypes)}, got {array.dtype}")
+    return array
+
+
+def _bias(bias: Any, shape: tuple[int, ...]) -> tuple[Callable[..., Any], list[Any]]:
+    """The step that adds a bias, and its argument."""
+    try:
+        array = view(bias)
+    except DTypeError as error:
+        raise DTypeError(f"attention: bias: {error.message}", hint=error.hint) from None
+    got = tuple(array.shape)
+    wanted = shape[len(shape) - len(got) :]
+    fits = 2 <= len(got) <= 4 and got[-1] == shape[3]
+    if not fits or any(x not in (1, y) for x, y in zip(got, wanted, strict=True)):
+        raise LayoutError(
+            f"attention: bias broadcasts to B x H x Lq x Lk = {shape} from 2 axes or more, the "
+            f"last of them Lk, got the shape {got}"
+        )
+    if array.dtype not in FLOATS:
+        raise DTypeError(
+            f"attention: bias is {', '.join(FLOATS)}, got {array.dtype}",
+            hint="of conditions: 0 where a key is seen and -inf elsewhere, or a mask_mod",
+        )
+    if got[-2] == 1 != shape[2]:
+        return score_mods.key_bias, [bias.reshape(*got[:-2], got[-1])]
+    return score_mods.bias, [bias]
+
+
+def _function(name: str, given: Any, form: str, count: int) -> tuple[Callable[..., Any], list[Any]]:
+    """A function and its run-time arguments.
+
+    Raises:
+        LayoutError: no function, or one that does not take them.
+    """
+    function, *args = given if isinstance(given, tuple) else (given,)
+    if not callable(function):
+        raise LayoutError(
+            f"attention: {name} is a function {form}, or a tuple of one and its arguments, got "
+            f"{given!r}",
+            hint="score_mod=(tc.score_mods.alibi, slopes)",
+        )
+    function = remembered(function)
+    _check_takes(name, function, form, count + len(args))
+    return function, args
+
+
+@lru_cache(maxsize=MAX_FUNCTIONS)
+def _check_takes(name: str, function: Callable[..., Any], form: str, count: int) -> None:
+    try:
+        inspect.signature(function).bind(*[None] * count)
+    except (TypeError, ValueError) as error:
+        shown = f"{getattr(function, '__name__', function)}{inspect.signature(function)}"
+        raise LayoutError(
+            f"attention: {name} is called as {form} with the arguments given beside it, got "
+            f"{shown}: {error}"
+        ) from None
+
+
+@lru_cache(maxsize=MAX_FUNCTIONS)
+def _chain(steps: tuple[Step, ...]) -> Step:
+    """Steps one after another, as one."""
+
+    def chain(s: Any, at: Any, *args: Any) -> Any:
+        for step in steps:
+            s, args = step.function(s, at, *args[: step.count]), args[step.count :]
+        return s
+
+    return Step(chain, sum(step.count for step in steps))

@@ -1,0 +1,203 @@
+"""Softmax attention, forward, with all that may happen to its scores: one kernel.
+
+A task is `consumers` tiles of 64 queries of one head. Its key blocks run backwards: those at the
+right edge of what its queries see first, which are masked, then those that all of them see whole,
+then those at the left edge of a window. Blocks that no query of the task sees are not loaded. While
+the softmax of one block is computed, O += P V of the block before and S = Q K^T of this one run on
+the tensor cores.
+
+    producer      q, k[n-1], v[n-1], k[n-2], v[n-2], ...
+    tensor cores  S[n-1] | S[n-2], O += P[n-1] V[n-1] | S[n-3], O += P[n-2] V[n-2] | ...
+    threads              | softmax S[n-1]             | softmax S[n-2]             | ...
+
+Barriers: `full` and `empty` of q (one a consumer), of k and of v (one a stage each), as of any
+pipeline; with `pingpong`, a named barrier a consumer.
+"""
+
+from __future__ import annotations
+
+import tilecat as tc
+from tilecat import DTypeVar, bf16, f16, f32, gl, rt, rv, st
+
+from ..language.scalars import minimum_of
+from .attention_scores import LOG2_E, Edges, Mods, maximum_of
+from .score_mods import At
+
+T = DTypeVar("T", bf16, f16)
+L2_BYTES = 32 << 20  # of K and V to work on at a time; an H200 has 60 MB (h200-peers.md), in halves
+ALL, PLAIN = Edges(), Mods()
+LOWEST = -1e30  # where maxima start: finite, for with -inf a block of -inf scores would give NaN
+
+
+def tasks_of(order, Q, K, tall, dims):
+    """Tiles of `tall` queries in order: sequence, longest, or what a function makes of them."""
+    tiles, group = tc.cdiv(Q.size(2), tall), Q.size(1) // K.size(1)
+    if order != "longest":
+        make = tc.sequence_first if order == "sequence" else order
+        return make(tiles, Q.size(1), Q.size(0))
+    heads = maximum_of(L2_BYTES // (K.dtype.nbytes * dims) // K.size(2), 1)
+    return tc.longest_first(tiles, Q.size(1), Q.size(0), planes=heads * group)
+
+
+def clamp(x, low, high):
+    """An s32 scalar, low at least and high at most, but not below low."""
+    return maximum_of(minimum_of(x, high), low)
+
+
+class Consumer:
+    """One consumer's task: S and P of a key block, O of those before.
+
+    Args:
+        pipe: the pipeline.
+        tiles: its q, k and v.
+        registers: s, p, o, m, l.
+        sight: keys that queries see.
+        mods: what changes scores.
+    """
+
+    def __init__(self, pipe, tiles, registers, sight, mods):
+        self.pipe, self.sight, self.mods = pipe, sight, mods
+        self.q, self.k, self.v = tiles
+        self.s, self.p, self.o, self.m, self.l = registers
+
+    def task(self, task, row, steps):
+        """All key blocks of 64 queries from `row` on: those at an edge are masked."""
+        edges, (low, end) = self.sight.edges, self.sight.whole(row, row + 64)
+        own_low, own_behind = self.sight.blocks(row, row + 64)
+        start = clamp(task.behind - own_behind, 0, steps - 1) if edges.right else 0
+        stop = clamp(task.behind - own_low, start + 1, steps) if edges.left else steps
+        inner = clamp(task.behind - end, start + 1, stop) if edges.right else start + 1
+        outer = clamp(task.behind - low, inner, stop) if edges.left else stop
+        self.stop, sinks = stop, self.mods.sinks
+        tc.fill(self.m, self.mods.sink(task.head) / self.mods.unit if sinks else LOWEST)
+        if edges.right:
+            self.skip(start)
+        self.q.wait()
+        self.first(task, row, start)
+        if edges.right:
+            self.blocks(task, row, start + 1, inner, masked=True)
+        self.blocks(task, row, inner, outer, masked=False)
+        if edges.left:
+            self.blocks(task, row, outer, stop, masked=True)
+        self.v.wait()
+        tc.mma_AB(self.o, self.p, self.v)
+        tc.mma_wait()
+        self.v.release()
+        if edges.left:
+            self.skip(steps - stop)
+
+    def skip(self, count):
+        """Passes over blocks that other consumers of the task see, and this one does not."""
+        for _ in tc.range(count):
+            self.k.wait()
+            with self.pipe.turn():
+                self.k.release()
+            self.v.wait()
+            self.v.release()
+
+    def first(self, task, row, step):
+        """S and P of the block that runs first; meanwhile sums start."""
+        self.k.wait()
+        with self.pipe.turn():
+            tc.mma_ABt(self.s, self.q, self.k, accumulate=False)
+        tc.fill(self.o, 0.0)
+        tc.fill(self.l, 0.0)
+        tc.mma_wait()
+        self.k.release()
+        self.q.release(step == self.stop - 1)
+        self.softmax(task, row, step, masked=True, ends=True)
+        tc.cast(self.s, self.p.dtype, out=self.p)
+
+    def blocks(self, task, row, start, stop, *, masked):
+        """S and P of further blocks, each with O += P V of the one before."""
+        for step in tc.range(start, stop):
+            self.k.wait()
+            with self.pipe.turn():
+                tc.mma_ABt(self.s, self.q, self.k, accumulate=False)
+                self.v.wait()
+                tc.mma_AB(self.o, self.p, self.v)
+            tc.mma_wait(1)
+            self.k.release()
+            self.q.release(step == self.stop - 1)
+            shrink = self.softmax(task, row, step, masked=masked)
+            tc.mma_wait()
+            self.v.release()
+            tc.mul(self.o, shrink, out=self.o)
+            tc.cast(self.s, self.p.dtype, out=self.p)
+
+    def softmax(self, task, row, step, *, masked, ends=False):
+        """S becomes scores, then exp2 of their distance to the running maximum.
+
+        Returns:
+            what O must shrink by.
+        """
+        s, m, unit = self.s, self.m, self.mods.unit
+        col = (task.behind - 1 - step) * self.sight.tile_k
+        at = At(s, task.batch, task.head, row, col, row, col)
+        self.mods.apply(s, at)
+        self.mods.hide(s, at)
+        if masked:
+            self.sight.mask(s, row, col, ends=ends)
+        highest = tc.row_max(s, m)
+        shrink = tc.exp2((m - highest) * unit)
+        tc.copy(m, highest)
+        tc.exp2(tc.fma(s, unit, highest * -unit, out=s), out=s)
+        tc.fma(self.l, shrink, tc.row_sum(s, partial=True), out=self.l)
+        return shrink
+
+
+@tc.kernel
+def attention_forward(Q: gl[T, "B", "H", "Lq", "Dqk"], K: gl[T, "B", "Hkv", "Lk", "Dqk"],
+                      V: gl[T, "B", "Hkv", "Lk", "Dv"], O: gl[T, "B", "H", "Lq", "Dv"],
+                      LSE: gl[f32, "B", "H", "Lq"], scale: f32, *args, dim=128, dim_v=128,
+                      tile_k=128, consumers=2, stages=2, pingpong=False, order="sequence",
+                      persistent=True, edges=ALL, mods=PLAIN):  # fmt: skip
+    """O = softmax(mods(scale Q K^T)) V, LSE = ln sum exp(mods(scale Q K^T)). Hkv divides H.
+
+    Args:
+        Q, K, V, O, LSE, scale: see `tc.attention`; Lk is positive.
+        args: of the edges (left, right: s32), of the mods (soft cap: f32, sinks: f32 [H], those of
+            the functions).
+        dim, dim_v: columns of tiles: Dqk and Dv, or more: multiples of 16.
+        tile_k: keys a block. consumers: tiles of 64 queries a task. stages: blocks of K and of V.
+        pingpong: consumers take turns. order: of tasks. persistent: or one task a CTA.
+        edges, mods: what tracing knows of them.
+    """
+    tall, queries, args = 64 * consumers, Q.size(2), list(args)
+    sight = edges.sight(args, tile_k, queries, K.size(2))
+    mods = mods.take(args, scale)
+    tasks = sight.within(tasks_of(order, Q, K, tall, dim + dim_v), tall, queries)
+    pipe = tc.lcf(consumers=consumers, stages=stages, tasks=tasks, steps=1, pingpong=pingpong,
+                  persistent=persistent)  # fmt: skip
+    q = pipe.scratch(st[Q.dtype, 64, dim])
+    k = pipe.input(st[K.dtype, tile_k, dim], ring="k")
+    v = pipe.input(st[V.dtype, tile_k, dim_v], ring="v")
+    out = pipe.output(st[O.dtype, 64, dim_v])
+    s, p = tc.empty(rt[f32, 64, tile_k]), tc.empty(rt[Q.dtype, 64, tile_k])
+    m, l = tc.empty(rv[f32, 64]), tc.empty(rv[f32, 64, "row", "partial"])
+    o = tc.empty(rt[f32, 64, dim_v])
+    consumer = Consumer(pipe, (q, k, v), (s, p, o, m, l), sight, mods)
+
+    @pipe.begin
+    def _(task):
+        for i in range(consumers):
+            tc.load_async(q[i], Q[task.batch, task.head, task.tile * consumers + i, 0])
+
+    @pipe.load
+    def _(task, step):
+        place = task.batch, task.head // (Q.size(1) // K.size(1)), task.behind - 1 - step, 0
+        tc.load_async(k, K[*place])
+        tc.load_async(v, V[*place])
+
+    @pipe.consume
+    def _(task, steps):
+        consumer.task(task, task.tile * tall + pipe.consumer * 64, steps)
+
+    @pipe.finish
+    def _(task):
+        total, tile = tc.total(l), task.tile * consumers + pipe.consumer
+        if mods.sinks:
+            total = total + tc.exp2(mods.sink(task.head) - m * mods.unit)
+        tc.store(LSE[task.batch, task.head, tile], tc.log(total) + m * (mods.unit * (1 / LOG2_E)))
+        share = tc.select(total == 0.0, 0.0, tc.rcp(total))
+        out.store(O[task.batch, task.head, tile, 0], o * share)

@@ -1,0 +1,119 @@
+"""What attention does to its scores: functions of a tile of scores, and masks of one.
+
+A `score_mod` is `f(s, at, *args)`: s an f32 register tile of scores (scaled, soft-capped), one row
+a query and one column a key, `at` where it lies, args its run-time arguments, tensors or numbers.
+It gives the tile that takes the place of s. A `mask_mod` is `f(at, *args)` and gives a condition,
+a comparison of tiles or vectors: where it does not hold, the key is invisible to the query.
+
+    def near(at, distance):
+        return abs(at.queries - at.keys) <= distance
+
+    tc.attention(q, k, v, score_mod=(tc.score_mods.alibi, slopes), mask_mod=(near, 512))
+
+Those here are ready-made. Queries and keys outside the tensors are computed too, and not seen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import tilecat as tc
+from tilecat import f32, rt, rv
+
+from ..language.scalars import minimum_of
+
+__all__ = ["At", "alibi", "bias", "key_bias", "same_document"]
+
+
+@dataclass(frozen=True, eq=False)
+class At:
+    """Where a tile of scores lies.
+
+    Args:
+        scores: the tile, for its shape; not to be read by a mask_mod.
+        batch, head: s32 scalars; head counts those of q.
+        row: position of its first query in the sequence, an s32 scalar.
+        col: position of its first key.
+        first_row, first_col: the same in the tensors: sequences of a packed batch begin further on.
+    """
+
+    scores: Any
+    batch: Any
+    head: Any
+    row: Any
+    col: Any
+    first_row: Any
+    first_col: Any
+
+    @property
+    def queries(self) -> Any:
+        """Positions of the queries, an s32 vector with one value a row; it broadcasts."""
+        return tc.row_index(self.scores) + self.row
+
+    @property
+    def keys(self) -> Any:
+        """Positions of the keys, an s32 vector with one value a column."""
+        return tc.col_index(self.scores) + self.col
+
+    def tile(self, tensor: Any) -> Any:
+        """The elements of a tensor [..., Lq, Lk] at this place, as an f32 tile.
+
+        In front it has the axes of batch and heads, or the latter, or none; 1 long they broadcast.
+        """
+        place = tensor.at(*self._plane(tensor, 2), self.first_row, self.first_col)
+        kind = rt[tensor.dtype, *self.scores.type.shape]
+        return tc.regroup(tc.cast(tc.load(place, kind), f32))
+
+    def of_queries(self, tensor: Any) -> Any:
+        """The elements of a tensor [..., Lq] at these queries, a vector: f32, or s32 of s32."""
+        place = tensor.at(*self._plane(tensor, 1), self.first_row)
+        return tc.load(place, rv[_held(tensor), self.scores.type.rows])
+
+    def of_keys(self, tensor: Any) -> Any:
+        """The elements of a tensor [..., Lk] at these keys, a vector: f32, or s32 of s32."""
+        place = tensor.at(*self._plane(tensor, 1), self.first_col)
+        return tc.load(place, rv[_held(tensor), self.scores.type.cols, "col"])
+
+    def of_head(self, tensor: Any) -> Any:
+        """The element of an f32 or s32 tensor [H] or [B, H] at this head; a number is itself."""
+        if not hasattr(tensor, "rank"):
+            return tensor
+        return tc.load(tensor[self._plane(tensor, 0)], tensor.dtype)
+
+    def _plane(self, tensor: Any, inner: int) -> tuple[Any, ...]:
+        """Coordinates on the leading axes, those of extent 1 broadcast."""
+        count = tensor.rank - inner
+        tc.require(
+            0 <= count <= 2,
+            f"attention: a tensor of scores has {inner} to {inner + 2} axes here, batch and heads "
+            f"in front, got {tensor!r}",
+        )
+        coords = (self.batch, self.head)[2 - count :]
+        return tuple(minimum_of(c, tensor.size(axis) - 1) for axis, c in enumerate(coords))
+
+
+def _held(tensor: Any) -> Any:
+    """The dtype of vectors of a tensor."""
+    return f32 if tensor.dtype.is_float else tensor.dtype
+
+
+def alibi(s: Any, at: At, slopes: Any) -> Any:
+    """`s - slope |query - key|`, slopes f32 [H] or [B, H] (Press et al., ALiBi)."""
+    distance = abs(at.queries - at.keys)
+    return s - tc.cast(distance, f32) * at.of_head(slopes)
+
+
+def bias(s: Any, at: At, values: Any) -> Any:
+    """`s + values`, of [..., Lq, Lk]."""
+    return s + at.tile(values)
+
+
+def key_bias(s: Any, at: At, values: Any) -> Any:
+    """`s + values`, of [..., Lk]: equal for all queries."""
+    return s + at.of_keys(values)
+
+
+def same_document(at: At, of_query: Any, of_key: Any) -> Any:
+    """Whether query and key have the same number, s32 of [Lq] and [Lk] (or [B, 1, Lq], ...)."""
+    return at.of_queries(of_query) == at.of_keys(of_key)
