@@ -20,12 +20,56 @@ from dataclasses import dataclass
 from typing import Any
 
 import tilecat as tc
-from tilecat import f32, rt, rv
+from tilecat import f32, rt, rv, sv
 
 from ..language.scalars import minimum_of
 from ..language.values import RegTile
 
 PANEL = 64  # columns a step sees: 32 registers a thread
+THREADS = 128  # of a consumer
+
+
+class Columns:
+    """Vectors along the columns of a consumer's tile, in shared memory.
+
+    A task reads each from memory once, not once a panel: memory is far, and nothing of it has to
+    stand in registers.
+
+    Args:
+        consumer: who reads, a number or a scalar.
+        consumers: how many there are.
+        cols: of the tile.
+    """
+
+    def __init__(self, consumer: Any, consumers: int, cols: int):
+        self.consumer = consumer
+        self.consumers = consumers
+        self.cols = cols
+        self._vectors: dict[int, Any] = {}
+
+    def load(self, tensor: Any, lead: tuple[Any, ...], col: Any, first: int, cols: int) -> Any:
+        """Columns from `first` on of the tile that begins in column `col` of a tensor [..., N].
+
+        Args:
+            tensor: f32.
+            lead: coordinates on its leading axes.
+            col: of the tile.
+            first: of the panel, in the tile.
+            cols: of the panel.
+        """
+        vector = self._vectors.get(id(tensor))
+        if vector is None:
+            many = tc.shared(sv[f32, self.cols], count=self.consumers)
+            vector = self._vectors[id(tensor)] = many[self.consumer]
+            self._meet()  # all have read those of the task before
+            tc.copy_async(vector, tensor.at(*lead, col))
+            tc.copy_commit()
+            tc.copy_wait()
+            self._meet()
+        return tc.load(vector.part(first // cols, self.cols // cols), rv[f32, cols, "col"])
+
+    def _meet(self) -> None:
+        tc.barrier_sync(self.consumer + 1, THREADS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +85,8 @@ class Where:
         cols: extent of the tile.
         last: the row behind those of the tile's group, or None: others write what follows.
         groups: a tensor with an axis of groups in front, where the output may have none.
+        first: column of the consumer's tile where this one begins.
+        columns: vectors along the tile's columns.
     """
 
     out: Any
@@ -51,6 +97,8 @@ class Where:
     cols: int
     last: Any = None
     groups: Any = None
+    first: int = 0
+    columns: Columns | None = None
 
     def _plane(self, tensor: Any, inner: str) -> tuple[Any, ...]:
         return plane(tensor, self.out, self.batch, inner, self.groups)
@@ -70,8 +118,10 @@ class Where:
 
     def col_vector(self, tensor: Any) -> Any:
         """The elements of a tensor [..., N] in these columns, one a column, f32."""
-        place = tensor.at(*self._plane(tensor, "N"), self.col)
-        return tc.load(place, rv[f32, self.cols, "col"])
+        lead, far = self._plane(tensor, "N"), self.columns
+        if far is not None and tensor.dtype == f32 and far.cols % self.cols == 0:
+            return far.load(tensor, lead, self.col - self.first, self.first, self.cols)
+        return tc.load(tensor.at(*lead, self.col), rv[f32, self.cols, "col"])
 
     def scalar(self, value: Any) -> Any:
         """A number, or the element of an f32 tensor [1]."""
@@ -118,7 +168,7 @@ class Step:
 
 def apply(
     steps: tuple[Step, ...], args: tuple[Any, ...], sums: tuple[Any, ...], out: Any,
-    place: Callable[[], tuple[Any, ...]], last: Any = None, groups: Any = None,
+    place: Callable[[], tuple[Any, ...]], columns: Columns, last: Any = None, groups: Any = None,
 ) -> Any:  # fmt: skip
     """The tile to store: the steps on a consumer's sums, panel by panel of columns.
 
@@ -128,6 +178,7 @@ def apply(
         sums: accumulators of one shape: one, or two for a gated product.
         out: the output tensor.
         place: of the whole tile in it: coordinates of its plane, then of its first element.
+        columns: vectors along the columns that the task's tiles have had.
         last: the row behind those of the tile's group, if it has one.
         groups: a tensor with an axis of groups in front, if there are groups.
     """
@@ -138,9 +189,11 @@ def apply(
     *batch, row, col = place()
     kind = dtype if dtype.bits == 16 and acc.dtype != f32 else f32
     result = acc if acc.dtype == f32 else tc.empty(rt[kind, rows, cols])
-    for first in range(0, cols, PANEL):
-        stop = min(first + PANEL, cols)
-        at = Where(out, tuple(batch), row, col + first, rows, stop - first, last, groups)
+    width = max((n for n in range(16, PANEL + 1, 16) if cols % n == 0), default=PANEL)
+    for first in range(0, cols, width):
+        stop = min(first + width, cols)
+        at = Where(out, tuple(batch), row, col + first, rows, stop - first, last, groups, first,
+                   columns)  # fmt: skip
         values = tuple(tc.cast(x[:, first:stop], f32) for x in sums)
         used = 0
         for step in steps:
@@ -176,9 +229,13 @@ def bias(x: Any, at: Where, values: Any) -> Any:
     return x + at.col_vector(values)
 
 
+def _digits(at: Where) -> str:
+    return "half" if at.out.dtype.bits <= 16 else "none"
+
+
 def gelu(x: Any, at: Where) -> Any:
     """`x (1 + erf(x / sqrt 2)) / 2`."""
-    return tc.gelu(x)
+    return tc.gelu(x, approximate=_digits(at))
 
 
 def gelu_tanh(x: Any, at: Where) -> Any:
@@ -218,7 +275,7 @@ def swiglu(x: Any, y: Any, at: Where) -> Any:
 
 def geglu(x: Any, y: Any, at: Where) -> Any:
     """`gelu(x) * y`, of a gated product."""
-    return tc.gelu(x) * y
+    return tc.gelu(x, approximate=_digits(at)) * y
 
 
 @dataclass(frozen=True)

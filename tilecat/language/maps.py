@@ -99,14 +99,21 @@ def erf(x: Any, out: Any = None) -> Any:
     return apply_map("erf", x, out=out)
 
 
+GELU = {"none": "gelu_erf", "tanh": "gelu_tanh", "half": "gelu_half"}
+
+
 def gelu(x: Any, out: Any = None, *, approximate: str = "none") -> Any:
     """`x (1 + erf(x / sqrt 2)) / 2`, or its tanh form with `approximate="tanh"`.
 
-    Both keep the digits of the tail, where 1 + erf cancels.
+    Both keep the digits of the tail, where 1 + erf cancels. `approximate="half"` is the first in
+    half the instructions, for results of 16 bits: relative 2**-13 for |x| < 5, absolute 2**-20
+    beyond.
     """
-    if approximate not in ("none", "tanh"):
-        raise LayoutError(f'gelu: approximate is "none" or "tanh", got {approximate!r}')
-    return apply_map("gelu_erf" if approximate == "none" else "gelu_tanh", x, out=out)
+    if approximate not in GELU:
+        raise LayoutError(
+            f"gelu: approximate is {', '.join(map(repr, GELU))}, got {approximate!r}"
+        )
+    return apply_map(GELU[approximate], x, out=out)
 
 
 def sigmoid(x: Any, out: Any = None) -> Any:
