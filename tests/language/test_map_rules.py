@@ -65,7 +65,7 @@ RULES = (
          "tc.left_fill(",
          "convert it: x.to(tc.s32)"),
     Rule(lambda k: tc.gelu(k.x, approximate="erf"), LayoutError,
-         "gelu: approximate is \"none\" or \"tanh\", got 'erf'",
+         "gelu: approximate is 'none', 'tanh', 'half', got 'erf'",
          "tc.gelu("),
     Rule(lambda k: tc.exp(k.x, accurate=1), DTypeError,
          "exp: accurate is True or False, got 1",

@@ -30,22 +30,35 @@ THREADS = 128  # of a consumer
 
 
 class Columns:
-    """Vectors along the columns of a consumer's tile, in shared memory.
+    """Vectors along the columns of the consumers' tiles, in shared memory.
 
     A task reads each from memory once, not once a panel: memory is far, and nothing of it has to
-    stand in registers.
+    stand in registers. There is room for those of the ready-made steps.
 
     Args:
-        consumer: who reads, a number or a scalar.
+        steps: of the epilogue.
         consumers: how many there are.
-        cols: of the tile.
+        cols: of a tile.
     """
 
-    def __init__(self, consumer: Any, consumers: int, cols: int):
-        self.consumer = consumer
-        self.consumers = consumers
+    def __init__(self, steps: tuple[Step, ...], consumers: int, cols: int):
         self.cols = cols
-        self._vectors: dict[int, Any] = {}
+        self.count = sum(step.function in ALONG_COLUMNS for step in steps)
+        self.room = tc.shared(sv[f32, cols], count=self.count * consumers) if self.count else None
+        self.consumer: Any = None
+        self._places: dict[int, int] = {}
+
+    def begin(self, consumer: Any) -> Columns:
+        """Of a consumer's next task."""
+        self.consumer = consumer
+        self._places = {}
+        return self
+
+    def takes(self, tensor: Any, cols: int) -> bool:
+        """Whether a tensor [..., N] is read in panels of so many columns."""
+        new = id(tensor) not in self._places
+        fits = tensor.dtype == f32 and self.cols % cols == 0
+        return fits and not (new and len(self._places) == self.count)
 
     def load(self, tensor: Any, lead: tuple[Any, ...], col: Any, first: int, cols: int) -> Any:
         """Columns from `first` on of the tile that begins in column `col` of a tensor [..., N].
@@ -57,10 +70,10 @@ class Columns:
             first: of the panel, in the tile.
             cols: of the panel.
         """
-        vector = self._vectors.get(id(tensor))
-        if vector is None:
-            many = tc.shared(sv[f32, self.cols], count=self.consumers)
-            vector = self._vectors[id(tensor)] = many[self.consumer]
+        new = id(tensor) not in self._places
+        place = self._places.setdefault(id(tensor), len(self._places))
+        vector = self.room[self.consumer * self.count + place]
+        if new:
             self._meet()  # all have read those of the task before
             tc.copy_async(vector, tensor.at(*lead, col))
             tc.copy_commit()
@@ -118,9 +131,9 @@ class Where:
 
     def col_vector(self, tensor: Any) -> Any:
         """The elements of a tensor [..., N] in these columns, one a column, f32."""
-        lead, far = self._plane(tensor, "N"), self.columns
-        if far is not None and tensor.dtype == f32 and far.cols % self.cols == 0:
-            return far.load(tensor, lead, self.col - self.first, self.first, self.cols)
+        lead, columns = self._plane(tensor, "N"), self.columns
+        if columns is not None and columns.takes(tensor, self.cols):
+            return columns.load(tensor, lead, self.col - self.first, self.first, self.cols)
         return tc.load(tensor.at(*lead, self.col), rv[f32, self.cols, "col"])
 
     def scalar(self, value: Any) -> Any:
@@ -178,7 +191,7 @@ def apply(
         sums: accumulators of one shape: one, or two for a gated product.
         out: the output tensor.
         place: of the whole tile in it: coordinates of its plane, then of its first element.
-        columns: vectors along the columns that the task's tiles have had.
+        columns: vectors along the columns of this task.
         last: the row behind those of the tile's group, if it has one.
         groups: a tensor with an axis of groups in front, if there are groups.
     """
@@ -227,6 +240,9 @@ def col_scale(x: Any, at: Where, factors: Any) -> Any:
 def bias(x: Any, at: Where, values: Any) -> Any:
     """`x + values[None, :]`: values [..., N]."""
     return x + at.col_vector(values)
+
+
+ALONG_COLUMNS = (col_scale, bias)
 
 
 def _digits(at: Where) -> str:

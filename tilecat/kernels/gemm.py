@@ -170,6 +170,7 @@ def matmul(A: gl[TA, ..., "M", "K"], B: gl[TB, ..., "K", "N"], C: inout[TC, ...,
     b = pipe.input(st[multiplied_as(B), tile_k, tile_n, order_of(B, "col")])
     b2 = pipe.input(st[multiplied_as(B), tile_k, tile_n, order_of(more, "col")]) if second else None
     scales, args = BlockScales.take(pipe, args, C, n, tile_n) if block_scales else ((), args)
+    columns = epilogues.Columns(epilogue, 2 if pingpong else n, tile_n)
     c = pipe.output(st[C.dtype, 64, tile_n])
     tiles = sums_of(pipe, s32 if A.dtype == s8 else f32, tile_n, 1 + second, n if pingpong else 1)
     rows = (lambda: range(n)) if pingpong else (lambda: (pipe.consumer,))
@@ -190,11 +191,11 @@ def matmul(A: gl[TA, ..., "M", "K"], B: gl[TB, ..., "K", "N"], C: inout[TC, ...,
 
     @pipe.finish
     def _(task):
-        columns = epilogues.Columns(pipe.consumer, 2 if pingpong else n, tile_n)
+        vectors = columns.begin(pipe.consumer)
         for row, sums in zip(rows(), tiles, strict=True):
             place = partial(first_of, task, row, tile_m, tile_n, groups)
             last = task.last if groups else None
             with whole_product(sums[0], shared, task, row, n, tasks.cluster):
-                result = epilogues.apply(epilogue, args, sums, C, place, columns, last, B)
+                result = epilogues.apply(epilogue, args, sums, C, place, vectors, last, B)
                 to = place_in(C, task, place, n, row, groups)
                 c.store(to, result, cache=cache[2])
