@@ -52,6 +52,8 @@ MAPS = (
         (f32,), ulps=1, floor=1),
     Row("erf", lambda k: tc.erf(k.x), lambda k: erf(k.x), ulps=4),
     Row("gelu", lambda k: tc.gelu(k.x), lambda k: k.x * erfc(-k.x / 2**0.5) / 2, ulps=16),
+    Row("gelu half", lambda k: tc.gelu(k.x, approximate="half"),
+        lambda k: k.x * erfc(-k.x / 2**0.5) / 2, ulps=2**11),
     Row("gelu tanh", lambda k: tc.gelu(k.x, approximate="tanh"),
         lambda k: k.x / (1 + np.exp(-2 * (2 / np.pi) ** 0.5 * (k.x + 0.044715 * k.x**3))),
         ulps=24),
