@@ -22,6 +22,7 @@ KERNELS = {
     "gemm_sm_100a": lambda: matmul.compile(target="sm_100a"),
     "gemm_sm_103a": lambda: matmul.compile(target="sm_103a"),
     "gemm_sm_107a": lambda: matmul.compile(target="sm_107a"),
+    "gemm_pairs_sm_107a": lambda: matmul.compile(target="sm_107a", cluster=2, pairs=True),
     "attention": lambda: attention.compile(D=64, consumers=3, pingpong=True),
 }
 

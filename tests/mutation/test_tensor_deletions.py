@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -17,30 +18,38 @@ TENSOR_SYNC = (
     "tcgen05.fence::before_thread_sync", "tcgen05.fence::after_thread_sync",
     "tcgen05.relinquish_alloc_permit",
 )  # fmt: skip
+PAIR_SYNC = ("barrier.cluster.arrive", "barrier.cluster.wait", "bar.warp.sync")
 DATA = ("shfl.sync", "stmatrix.sync", "tcgen05.ld", "tcgen05.mma", "elect.sync")
-# Deletions that leave a right program, each with the reason.
+# Deletions that leave a right program, each with the reason, by the subject.
 _END = (
     "consumers, who end the CTA, have waited for a later commit of the same lane; kept, since the "
     "manual does not order the arrivals of two commits, and one must not come after the CTA's end"
 )
-EQUIVALENT = {
-    "all: fence.mbarrier_init #1": "of use in clusters alone; bar.sync orders the CTA's threads",
+_BOTH = {
     "all: tcgen05.relinquish_alloc_permit #1": "for other CTAs of the SM, which may wait for it",
     "producer: mbarrier.try_wait #2": _END,
     "producer: mbarrier.try_wait #3": _END,
 }
+_FENCE = "of use in clusters alone; bar.sync orders the CTA's threads"
+_WARP = "the lanes of a warp have executed tcgen05.wait::ld together (.sync.aligned)"
+PLAIN, PAIRS = "a CTA", "pairs of CTAs"
+EQUIVALENT = {
+    PLAIN: {**_BOTH, "all: fence.mbarrier_init #1": _FENCE},
+    PAIRS: {**_BOTH, "consumer: bar.warp.sync #1": _WARP},
+}
+PARAMS: dict[str, dict[str, Any]] = {PLAIN: {}, PAIRS: {"cluster": 2, "pairs": True}}
 
 
-def subject(target: str) -> Subject:
-    """Four tasks for two CTAs, so that both buffers are used; ragged edges."""
-    extents = (("M", 200), ("N", 200), ("K", 264))
-    params = (("tile_m", 128), ("tile_n", 64), ("stages", 2))
-    return Subject(f"matmul on {target}", "matmul", extents, params, target=target)
+def subject(target: str, which: str = PLAIN) -> Subject:
+    """Four tasks for each CTA or pair, so that both buffers are used; ragged edges."""
+    extents = (("M", 200 * PARAMS[which].get("cluster", 1)), ("N", 200), ("K", 264))
+    params = (("tile_m", 128), ("tile_n", 64), ("stages", 2), *PARAMS[which].items())
+    return Subject(f"matmul by {which} on {target}", "matmul", extents, params, target=target)
 
 
 def group_of(name: str) -> str:
     """What a deletion counts as, "" for what does not synchronise."""
-    found = [key for key in TENSOR_SYNC if name == key or name.startswith(key + ".")]
+    found = [key for key in (*TENSOR_SYNC, *PAIR_SYNC) if name == key or name.startswith(key + ".")]
     return found[0] if found else listed(name)
 
 
@@ -58,28 +67,50 @@ def deletions(text: str) -> Iterator[Mutant]:
         yield Mutant(group, f"{role}: {group} #{seen[role, group]}", "\n".join(kept), line.strip())
 
 
-def test_every_opcode_that_synchronises_is_deleted():
-    text = subject("sm_100a").text
+@pytest.mark.parametrize(("which", "more"), [(PLAIN, ()), (PAIRS, PAIR_SYNC)])
+def test_every_opcode_that_synchronises_is_deleted(which: str, more: tuple[str, ...]):
+    text = subject("sm_100a", which).text
     names = {opcode(line) for line in text.splitlines()} - {""}
     known = {name for name in names if group_of(name) or name.startswith(DATA)}
     assert not [name for name in names - known if looks_like_sync(name)]
-    assert {group_of(name) for name in names} >= set(TENSOR_SYNC)
+    assert {group_of(name) for name in names} >= {*TENSOR_SYNC, *more}
 
 
+@pytest.mark.parametrize("which", [PLAIN, PAIRS])
 @pytest.mark.parametrize("target", ["sm_100a", pytest.param("sm_107a", marks=pytest.mark.full)])
-def test_each_deletion_is_found(target: str):
-    mine = subject(target)
+def test_each_deletion_is_found(target: str, which: str):
+    mine, equivalent = subject(target, which), EQUIVALENT[which]
     for seed in SEEDS:
         assert verdict(mine, mine.text, seed) == (), "the text itself"
     missed, wrong = [], []
     for mutant in deletions(mine.text):
         found = any(verdict(mine, mutant.text, seed) for seed in SEEDS)
-        if found and mutant.name in EQUIVALENT:
+        if found and mutant.name in equivalent:
             wrong.append(mutant.name)
-        if not found and mutant.name not in EQUIVALENT:
+        if not found and mutant.name not in equivalent:
             missed.append(f"{mutant.name}: {mutant.shown}")
     assert not missed, "not found:\n" + "\n".join(missed)
     assert not wrong, f"found, though equivalent: {wrong}"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text"),
+    [
+        (r"(%instruction, )0x10110490", r"\g<1>0x08110490"),  # M = 128
+        (r"(%instruction, )0x10110490", r"\g<1>0x10090490"),  # N = 32
+        (r"(_, \[%at\d+\+\d+\], )40960", r"\g<1>20480"),  # bytes of one CTA alone
+        (r"%cluster_ctarank_x, 5;", "%cluster_ctarank_x, 4;"),  # the halves of B overlap
+        (r"(cvt\.u16\.u32 %ranks, )3", r"\g<1>1"),  # a commit for the even CTA alone
+        (r"mapa\.shared::cluster\.u32 %leader, %base, 0", "mov.u32 %leader, %base"),
+        (r"(mapa\.shared::cluster\.u32 %peer, %mine, )0", r"\g<1>1"),  # the odd CTA's
+        (r"(mbarrier\.init\.shared::cta\.b64 \[%base\+\d+\], )16", r"\g<1>8"),
+    ],
+)
+def test_a_wrong_constant_of_pairs_is_found(pattern: str, text: object):
+    mine = subject("sm_100a", PAIRS)
+    changed, count = re.subn(pattern, text, mine.text, count=1)  # type: ignore[call-overload]
+    assert count == 1
+    assert any(verdict(mine, changed, seed) for seed in SEEDS)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from ..errors import ArchError, Loc
 from ..ir import Block, Op, ScalarArg, Scope, TensorArg, Value
 from ..ops.memory import AllocScratch
 from ..ptx import instructions as ptx
+from ..ptx import transfers
 from ..tiles import RegTileType, RegVecType, ScalarType
 from . import lanes, matrices
 from .module import (
@@ -347,10 +348,15 @@ class Writer:
         self.line(ptx.alu("mad.lo.u32", register, self.src(index), stride, address.base))
         return Address(register, address.offset)
 
-    def barrier(self, barriers: Value, index: Any) -> str:
-        """Address text of one mbarrier."""
+    def barrier(self, barriers: Value, index: Any, *, leader: bool = False) -> str:
+        """Address text of one mbarrier: this CTA's, or that of the cluster's first CTA."""
         assert barriers.op is not None, "barriers come from ops"
-        base = Address(self.smem(), self.checked.offset(barriers.op))
+        start = self.smem()
+        if leader:
+            start = self.invariant(
+                "leader", "b32", "leader", lambda r: self.line(transfers.mapa(r, start, 0))
+            )
+        base = Address(start, self.checked.offset(barriers.op))
         return self.text(self.offset(base, index, 8))
 
     def text(self, address: Address, extra: int = 0) -> str:
@@ -387,6 +393,11 @@ class Writer:
     def need_version(self, version: str) -> None:
         """The text declares at least this version of PTX."""
         self.version = max(self.version, version, key=_version)
+
+    @property
+    def cta_group(self) -> int:
+        """CTAs that multiply together: 2 in pairs."""
+        return int(self.kernel.facts.get("cta_group", 1))
 
     start_from = matrices.start_from
     descriptor_base = matrices.descriptor_base

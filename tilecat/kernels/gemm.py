@@ -140,8 +140,8 @@ def place_in(C, task, place, n, row, groups):
 def matmul(A: gl[TA, ..., "M", "K"], B: gl[TB, ..., "K", "N"], C: inout[TC, ..., "M", "N"], *args,
            tile_m=128, tile_n=256, tile_k=0, stages=4, group=8, cluster=1, order="grouped",
            epilogue=(), second=False, block_scales=False, groups=False, split_k=1, stream_k=1,
-           persistent=True, pingpong=False, cache=("", "", ""), wide_k=False, exclusive=False,
-           oversized=False):  # fmt: skip
+           persistent=True, pingpong=False, pairs=False, cache=("", "", ""), wide_k=False,
+           exclusive=False, oversized=False):  # fmt: skip
     """C = epilogue(A @ B), fp32 sums (s32 of s8).
 
     Args:
@@ -150,10 +150,10 @@ def matmul(A: gl[TA, ..., "M", "K"], B: gl[TB, ..., "K", "N"], C: inout[TC, ...,
             of slots (`plan_groups`); with `second`, a second B; with `block_scales`, f32 scales of
             A [..., K/128, M] and of B [..., K/128, N/128]; then the arguments of the epilogue.
         order: of tiles: grouped, snake (`group` block rows), row, column; or what makes a schedule.
-        epilogue: steps; with `second`, the first takes both tiles.
+        epilogue: steps; with `second`, the first takes both tiles. cache: L2 priorities of A, B, C.
         split_k: parts of K; stream_k: of tiles of the last wave. persistent: or one task a CTA.
-        pingpong: two consumers take tiles in turn. cache: L2 priorities of A, B and C.
-        wide_k, exclusive, oversized: of `tc.lcf`, for Rubin.
+        pingpong: consumers take tiles in turn.
+        pairs, wide_k, exclusive, oversized: of `tc.lcf`, for Blackwell and Rubin.
     """
     require_params(args, epilogue, tile_m, cache, 2 * groups + second + 2 * block_scales)
     n, tile_k = tile_m // 64, tile_k or STEP_BYTES // A.dtype.nbytes
@@ -163,8 +163,8 @@ def matmul(A: gl[TA, ..., "M", "K"], B: gl[TB, ..., "K", "N"], C: inout[TC, ...,
                                    block_scales=block_scales, one=persistent and not second)
     pipe = tc.lcf(consumers=2 if pingpong else n, stages=stages, tasks=tasks,
                   steps=tc.cdiv(A.cols, tile_k), cluster=tasks.cluster, persistent=persistent,
-                  pingpong="tasks" if pingpong else False, wide_k=wide_k, exclusive=exclusive,
-                  oversized=oversized)  # fmt: skip
+                  pingpong="tasks" if pingpong else False, pairs=pairs, wide_k=wide_k,
+                  exclusive=exclusive, oversized=oversized)  # fmt: skip
     more, *args = args if second else (None, *args)
     a = pipe.input(st[multiplied_as(A), 64, tile_k, order_of(A, "row")], count=n)
     b = pipe.input(st[multiplied_as(B), tile_k, tile_n, order_of(B, "col")])

@@ -32,8 +32,11 @@ def record_mma(
     """
     arch = current().arch
     if isinstance(acc.type, TensorTileType):
-        more = scales or (None, None)
-        op = TensorMma(name, acc, a, b, accumulate, signs, saturate, wide_k, *more)
+        left, right = scales or (None, None)
+        op = TensorMma(
+            name, acc, a, b, accumulate, signs, saturate, wide_k, left, right,
+            int(current().kernel.facts.get("cta_group", 1)),
+        )  # fmt: skip
         add(op)
         form = op.form
         if all(other.key != form.key for other in arch.tensor_forms):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from ..arch import ARCHS, TensorForm
@@ -30,18 +30,21 @@ TENSOR_FORMS: tuple[TensorForm, ...] = tuple(
 ISSUERS = (Scope.THREAD, Scope.WARP)
 
 
-def check_tensor_extents(name: str, form: TensorForm, acc: TensorTileType, depth: int) -> None:
+def check_tensor_extents(
+    name: str, form: TensorForm, acc: TensorTileType, depth: int, ctas: int
+) -> None:
     """Whole instructions: M, N and K.
 
     Raises:
         LayoutError: an extent that no instruction has.
     """
-    legal = form.columns(acc.rows)
+    legal, m = form.columns(acc.rows * ctas, ctas), acc.rows * ctas
     if acc.cols not in legal:
         low = max((n for n in legal if n < acc.cols), default=legal[0])
         high = min((n for n in legal if n > acc.cols), default=legal[-1])
         raise LayoutError(
-            f"{name}: N of a tcgen05.mma with M={acc.rows} on {form.a} is {legal[0]} to "
+            f"{name}: N of a tcgen05.mma with M={m}{' of a pair' * (ctas - 1)} on {form.a} is "
+            f"{legal[0]} to "
             f"{legal[-1]} in steps of {legal[-1] - legal[-2]}, got N={acc.cols}",
             hint=f"nearest legal: {low}" + f" and {high}" * (high != low),
         )
@@ -54,8 +57,9 @@ def check_tensor_extents(name: str, form: TensorForm, acc: TensorTileType, depth
 
 
 def check_wide_step(
-    name: str, form: TensorForm, acc: TensorTileType, a: SharedTileType, b: SharedTileType
-) -> None:
+    name: str, form: TensorForm, acc: TensorTileType, a: SharedTileType, b: SharedTileType,
+    ctas: int,
+) -> None:  # fmt: skip
     """A K step of 64 bytes: its types, its rows, and tiles whose lines hold whole ones.
 
     Raises:
@@ -82,7 +86,7 @@ def check_wide_step(
                 f"{kind} with a swizzle of {kind.layout.swizzle_bytes} bytes",
                 hint="a swizzle of 64 or 128 bytes",
             )
-    if not form.wide_columns(acc.rows):
+    if not form.wide_columns(acc.rows * ctas, ctas):
         rows = ", ".join(str(shape.m) for shape in form.wide_shapes if shape.ctas == 1)
         raise LayoutError(
             f"{name}: with a wide K step M is {rows}, got M={acc.rows}",
@@ -98,13 +102,16 @@ class TensorMma(Op):
     Args:
         acc: M x N sums in tensor memory, M 64 or 128.
         a: M x K tile in shared memory (for the `At` forms, its transpose).
-        b: K x N tile in shared memory (for the `Bt` forms, its transpose).
+        b: K x N tile in shared memory (for the `Bt` forms, its transpose); of a pair of CTAs, the
+            N/2 columns that this one has.
         accumulate: True, False, or a run-time predicate.
         signs: 1 or -1 for A and for B.
         saturate: s32 sums do not wrap.
         wide_k: 64 bytes of K an instruction, not 32.
         scale_a: scales of A's blocks of K in tensor memory; None for a product without.
         scale_b: scales of B's.
+        ctas: 2: the even CTA of a pair issues for both, each of which has M rows of A and of the
+            sums.
     """
 
     verb: ClassVar[str] = "{name}"
@@ -119,6 +126,7 @@ class TensorMma(Op):
     wide_k: bool = attribute(default=False)
     scale_a: Value | None = operand(default=None)
     scale_b: Value | None = operand(default=None)
+    ctas: int = attribute(default=1)
 
     def infer(self) -> tuple[TileType, ...]:
         """Nothing; shapes, dtypes and layouts must fit an instruction."""
@@ -134,11 +142,12 @@ class TensorMma(Op):
         assert isinstance(a, SharedTileType) and isinstance(b, SharedTileType), "checked above"
         if self.scale_a is not None:
             check_k_contiguous(self.name, a, b)
-        check_shapes(self.name, acc, a, b)
+        check_shapes(self.name, acc, a, replace(b, cols=b.cols * self.ctas))
         form = self.form
         if self.wide_k:
-            check_wide_step(self.name, form, acc, a, b)
-        check_tensor_extents(self.name, form, acc, a.cols * PER_BYTE.get(form.a, 1))
+            check_wide_step(self.name, form, acc, a, b, self.ctas)
+        depth = a.cols * PER_BYTE.get(form.a, 1)
+        check_tensor_extents(self.name, form, acc, depth, self.ctas)
         check_saturation(self.name, form, self.saturate)
         check_major(self.name, a.dtype.bits == 16, a, b)
         if self.signs != (1, 1) and not form.signs:
@@ -179,7 +188,7 @@ class TensorMma(Op):
         assert isinstance(acc, TensorTileType), "chosen by its type"
         place = place_of(form, step)[1] if form.block else 0
         return InstructionDescriptor(
-            form.kind, form.a, form.b, acc.rows, acc.cols, form.accumulator,
+            form.kind, form.a, form.b, acc.rows * self.ctas, acc.cols, form.accumulator,
             a_mn_major=left.major == "MN", b_mn_major=right.major == "MN",
             negate_a=self.signs[0] < 0, negate_b=self.signs[1] < 0, saturate=self.saturate,
             wide_k=self.wide_k,
@@ -205,12 +214,13 @@ class TensorMma(Op):
             a, b = w.operand(a_base, left, step), w.operand(b_base, right, step)
             accumulate = w.predicate(True if step else self.accumulate)
             if not form.block:
-                w.line(ptx_tensor.mma(form.kind, sums, a, b, what, accumulate), issuer)
+                text = ptx_tensor.mma(form.kind, sums, a, b, what, accumulate, ctas=self.ctas)
+                w.line(text, issuer)
                 continue
             w.need_version("8.8")  # of .block16 and .block32
             places = self._scale(w, self.scale_a, step), self._scale(w, self.scale_b, step)
             text = ptx_tensor.mma_scaled(
-                form.kind, form.block, sums, a, b, what, places, accumulate
+                form.kind, form.block, sums, a, b, what, places, accumulate, ctas=self.ctas
             )
             w.line(text, issuer)
 
@@ -250,11 +260,11 @@ class Commit(Op):
         """`tcgen05.commit`."""
         address, issuer = w.barrier(self.barriers, self.index), w.issuer(self.scope)
         if self.ranks is None:
-            w.line(ptx_tensor.commit(address), issuer)
+            w.line(ptx_tensor.commit(address, ctas=w.cta_group), issuer)
             return
         mask = w.new("b16", "ranks")
         w.line(ptx.alu("cvt.u16.u32", mask, w.src(self.ranks, "u32")))
-        w.line(ptx_tensor.commit_multicast(address, mask), issuer)
+        w.line(ptx_tensor.commit_multicast(address, mask, ctas=w.cta_group), issuer)
 
 
 @dataclass(eq=False)

@@ -130,11 +130,18 @@ class ArriveExpect(Op):
     """One arrival that also announces the bytes the async proxy will bring.
 
     `num_bytes` is derived from the loads of the hole, after it was traced; 0 emits nothing.
+
+    Args:
+        barriers: the mbarriers.
+        index: which of them.
+        num_bytes: that will come.
+        when: a predicate, or None.
     """
 
     barriers: Value = operand()
     index: Operand = operand()
     num_bytes: int = attribute(default=0)
+    when: Value | None = operand(default=None)
 
     def effects(self) -> tuple[Effect, ...]:
         """Signals the barrier."""
@@ -144,10 +151,9 @@ class ArriveExpect(Op):
         """`mbarrier.arrive.expect_tx`."""
         if self.num_bytes:
             address = w.barrier(self.barriers, self.index)
-            w.line(
-                ptx.mbarrier_arrive_expect_tx(address, self.num_bytes),
-                pred=w.elected(self.scope),
-            )
+            when = None if self.when is None else w.src(self.when)
+            pred = w.both(w.elected(self.scope), when)
+            w.line(ptx.mbarrier_arrive_expect_tx(address, self.num_bytes), pred=pred)
 
 
 @dataclass(eq=False)

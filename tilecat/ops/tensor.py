@@ -10,6 +10,7 @@ from ..errors import DTypeError, LayoutError
 from ..ir import Access, Effect, Op, Scope, Value, attribute, operand
 from ..ptx import instructions as ptx
 from ..ptx import tensor as ptx_tensor
+from ..ptx import transfers
 from ..tiles import RegTileType, ScalarType, TensorScalesType, TensorTileType, TileType
 from .scalar import Operand
 
@@ -80,8 +81,10 @@ class AllocTensorMemory(Op):
             w.need_version("9.4")
         w.line(ptx.alu("setp.ge.u32", other, w.tid(), 32))
         w.line(ptx.bra(end), pred=other)
-        w.line(ptx_tensor.alloc(slot, self.columns, exclusive=self.exclusive))
-        w.line(ptx_tensor.relinquish())
+        w.line(
+            ptx_tensor.alloc(slot, self.columns, ctas=w.cta_group, exclusive=self.exclusive)
+        )
+        w.line(ptx_tensor.relinquish(ctas=w.cta_group))
         w.mark(end)
         w.line(ptx.bar_sync(0, w.threads))
         start = w.define(self.result)
@@ -105,15 +108,22 @@ class FreeTensorMemory(Op):
     threads: int = attribute()
 
     def emit(self, w: Any) -> None:
-        """`bar.sync`, and `tcgen05.dealloc` by the first warp."""
+        """`bar.sync`, and `tcgen05.dealloc` by the first warp.
+
+        Of a pair both CTAs meet: each must be there until the other has come to its end.
+        """
         alloc = self.memory.op
         assert isinstance(alloc, AllocTensorMemory), "memory comes from AllocTensorMemory"
         end, other = w.label("free_end"), w.new("pred", "other")
-        w.line(ptx.bar_sync(0, self.threads))
+        if w.cta_group == 1:
+            w.line(ptx.bar_sync(0, self.threads))
+        else:
+            w.line(transfers.cluster_arrive())
+            w.line(transfers.cluster_wait())
         w.line(ptx.alu("setp.ge.u32", other, w.tid(), 32))
         w.line(ptx.bra(end), pred=other)
-        start = w.src(self.memory)
-        w.line(ptx_tensor.dealloc(start, alloc.columns, exclusive=alloc.exclusive))
+        start, only = w.src(self.memory), alloc.exclusive
+        w.line(ptx_tensor.dealloc(start, alloc.columns, ctas=w.cta_group, exclusive=only))
         w.mark(end)
 
 

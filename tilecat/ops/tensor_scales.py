@@ -79,7 +79,8 @@ class CopyScales(Op):
             for word in range(words):
                 column = word * to.word_columns + row * SCALE_CHUNK_COLUMNS
                 source = w.scales(base, (row * words + word) * SCALE_CHUNK_BYTES)
-                w.line(ptx_tensor.copy_scales(w.text(target, column), source), issuer)
+                text = ptx_tensor.copy_scales(w.text(target, column), source, ctas=w.cta_group)
+                w.line(text, issuer)
 
 
 def scaled_form(

@@ -187,6 +187,7 @@ class TmaLoad(TileTransfer):
         cache: L2 eviction priority, or empty.
         ranks: CTAs of the cluster that receive it, at the same place in their shared memory, as
             bits of a mask; None for this CTA alone.
+        pair: the bytes complete on the even CTA's mbarrier, who multiplies for both of a pair.
     """
 
     verb: ClassVar[str] = "load_async"
@@ -195,6 +196,7 @@ class TmaLoad(TileTransfer):
     index: Operand = operand()
     cache: str = attribute(default="", kw_only=True)
     ranks: Operand | None = operand(default=None, kw_only=True)
+    pair: bool = attribute(default=False, kw_only=True)
 
     def effects(self) -> tuple[Effect, ...]:
         """Writes the tile through the async proxy."""
@@ -207,12 +209,12 @@ class TmaLoad(TileTransfer):
 
     def emit(self, w: Any) -> None:
         """One `cp.async.bulk.tensor` a box."""
-        barrier = w.barrier(self.barriers, self.index)
+        barrier = w.barrier(self.barriers, self.index, leader=self.pair)
         placed = self.placed(w)
         mask, policy = self._mask(w), cache_policy(w, self.cache)
         for tensor_map, coords, address in placed:
             text = transfers.tma_load(
-                address, tensor_map, coords, barrier, mask=mask, policy=policy
+                address, tensor_map, coords, barrier, mask=mask, policy=policy, pair=self.pair
             )
             w.line(text, pred=w.elected(self.scope))
 

@@ -19,6 +19,7 @@ class Controls:
     """Parameters of a pipeline that not every chip has.
 
     Args:
+        pairs: the two CTAs of a cluster multiply together.
         wide_k: products read 64 bytes of K at a time, not 32.
         collectors: operands that neighbouring products of a step share are read once: "a", "b".
         early_a: a ring that has A alone gets its stages back as soon as A has been read.
@@ -26,6 +27,7 @@ class Controls:
         oversized: shared memory up to 327 KiB a CTA.
     """
 
+    pairs: bool = False
     wide_k: bool = False
     collectors: str = ""
     early_a: bool = False
@@ -72,7 +74,8 @@ class Controls:
         Raises:
             ScopeError: it has no accumulator in tensor memory.
         """
-        asked = [n for n in ("wide_k", "collectors", "early_a", "exclusive") if getattr(self, n)]
+        about = ("pairs", "wide_k", "collectors", "early_a", "exclusive")
+        asked = [name for name in about if getattr(self, name)]
         if asked:
             raise ScopeError(
                 f"{template}: {asked[0]} is of products with sums in tensor memory, got a pipeline "
@@ -84,6 +87,9 @@ class Controls:
 
 # Feature of the arch, what it is in words, and the nearest choice without it.
 _WANTS = {
+    "pairs": (
+        "tcgen05", "products of two CTAs", "cluster=2 with multicast loads, which shares tiles"
+    ),
     "wide_k": ("wide_k", "a K step of 64 bytes", "wide_k=False: K steps of 32 bytes"),
     "collectors": (
         "collector_b", "a collector of B", 'collectors="a" where products share A, else ""'

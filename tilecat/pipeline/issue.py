@@ -33,10 +33,11 @@ from ..language.tensor import (
     view_of,
 )
 from ..language.values import RegTile
-from ..ops.mma_tensor import Commit, ElectIssuer
+from ..ops.mma_tensor import Commit, ElectIssuer, TensorMma
 from ..ops.sync import AllocBarriers, Arrive, barrier_of
 from ..ops.tensor import ROWS, AllocTensor, FreeTensorMemory, LoadTensor
 from ..tiles import ScalesType, TensorTileType, rt
+from . import pairs
 from .member import Member
 from .ring import WARPGROUP_THREADS, Party, Ring, Visit, visiting
 from .sharing import sharers
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from .role import Role
 
 NAME = "mma"
+WARPGROUP_WARPS = WARPGROUP_THREADS // 32
 
 
 class Accumulator(RegTile):
@@ -72,21 +74,28 @@ class Accumulator(RegTile):
 class SumsRing(Ring):
     """Tensor memory between the issuing warp and the consumers: one stage a task."""
 
-    def __init__(self, depth: int, writer: Party, consumers: int):
-        super().__init__("sums", depth, writer=writer)
+    def __init__(self, depth: int, writer: Party, consumers: int, *, pair: bool):
+        super().__init__("sums", depth, writer=writer, pair=pair)
         full, vacant = self.full, self.empty
         assert isinstance(full, AllocBarriers) and isinstance(vacant, AllocBarriers), "just made"
         full.arrivals, vacant.arrivals = 1, consumers * WARPGROUP_THREADS
+        if pair:
+            vacant.arrivals = pairs.CTAS * consumers * WARPGROUP_WARPS
         vacant.tensor = True
 
     def publish(self) -> None:
         """The task's products are under way; when they are done, its sums are there."""
-        add(Commit(self.full.result, operand_of(self.stage)))
+        ranks = pairs.BOTH if self.pair else None
+        add(Commit(self.full.result, operand_of(self.stage), ranks))
         self.advance()
 
     def give_back(self, stage: Any, when: Any = None) -> None:
-        """Every thread that has loaded its share arrives."""
-        add(Arrive(self.empty.result, operand_of(stage), each=True))
+        """Every thread that has loaded its share arrives; of a pair a warp, at the even CTA."""
+        if not self.pair:
+            add(Arrive(self.empty.result, operand_of(stage), each=True))
+            return
+        with warps():
+            add(Arrive(self.empty.result, operand_of(stage), rank=pairs.LEADER))
 
     def seal(self) -> None:
         """Nothing: the arrivals are known from the start."""
@@ -106,6 +115,8 @@ class Issue(Party):
         self.accumulators: list[Accumulator] = []
         self.paired = role.warpgroups % 2 == 0
         self.ring: SumsRing | None = None
+        self.products: list[TensorMma] = []  # of a step
+        self.obstacle: TileError | None = None  # why they cannot be traced
         turns = role.alternate or getattr(self.pipe, "pingpong", False)
         if self.pipe.template != "lcf" or turns:
             raise ArchError(
@@ -158,22 +169,26 @@ class Issue(Party):
                 loc=self.role.holes.filled["consume"][1],
                 hint="fill compute",
             )
-        whole = memory()
+        whole, facts = memory(), self.pipe.builder.kernel.facts
         assert whole is not None, "made with the first accumulator"
         beside = self._place_scales()
-        self.paired = self.paired and self._pairs()
+        self.paired = self.paired and self._attempt()
         for acc in self.accumulators:
             assert isinstance(acc.op.tile, TensorTileType), "made by accumulator"
             acc.op.tile, acc.op.copies = self._shape(acc.op.tile)
             acc.op.result.type = acc.op.tile
         settle(whole)
+        if self.pipe.pairs:
+            if not self.paired and not self._attempt() and self.obstacle is not None:
+                raise self.obstacle
+            pairs.split(self.pipe, self.products, self.paired)
+            facts["cta_group"] = pairs.CTAS
         used = sum(columns_of(acc.op) for acc in self.accumulators)
         buffers = 2 if 2 * used + beside <= most_columns(whole) else 1
         for acc in self.accumulators:
             acc.op.copies *= buffers
         settle(whole)
-        self.ring = SumsRing(buffers, self, self.role.warpgroups)
-        facts = self.pipe.builder.kernel.facts
+        self.ring = SumsRing(buffers, self, self.role.warpgroups, pair=self.pipe.pairs)
         facts.update(tensor_columns=whole.columns, accumulator_buffers=buffers)
         facts["tensor_rows"] = 2 * ROWS if self.paired else ROWS
         if self.paired:
@@ -184,6 +199,13 @@ class Issue(Party):
         columns = 0
         for some in self._inputs():
             if isinstance(some.kind, ScalesType):
+                if self.pipe.pairs:
+                    raise LayoutError(
+                        f"{self.pipe.template}: a pair's products are without scales, got "
+                        f"pairs=True and {some!r}",
+                        loc=some.alloc.loc,
+                        hint="pairs=False",
+                    )
                 some.tensor = allocate(in_tensor_memory(some.kind), some.name, some.count)
                 columns += columns_of(some.tensor)
         return columns
@@ -191,26 +213,30 @@ class Issue(Party):
     def _inputs(self) -> list[Slots]:
         return [slots for some in self.pipe.slots.values() for slots in some]
 
-    def _pairs(self) -> bool:
-        """Whether the products of two consumers are one: a trace that is thrown away tells.
+    def _attempt(self) -> bool:
+        """Whether products can be traced, those of two consumers as one if `paired`.
+
+        The trace is thrown away; what it has met stays in `products` or `obstacle`.
 
         Raises:
             TileError: that of the trace, where it has to be one product.
         """
         builder = self.pipe.builder
-        with builder.within(Block(builder.block), Scope.WARP):
+        block = Block(builder.block)
+        with builder.within(block, Scope.WARP):
             number = cta_id()
             try:
                 self._products(self.pipe.tasks.task(number), number, number > 0, 0)
-            except TileError:
+            except TileError as error:
                 if any(slots.tensor is not None for slots in self._inputs()):
                     raise  # with scales there are no products of 64 rows
-                builder.broken = None
+                builder.broken, self.obstacle = None, error
                 for slots in self._inputs():
                     slots.alloc.together = 1
                 return False
             finally:
                 self._stop()
+        self.products = [op for op in block.walk() if isinstance(op, TensorMma)]
         return True
 
     # ---- its code
@@ -222,7 +248,10 @@ class Issue(Party):
 
     def trace(self, first: int) -> None:
         """Its code, by the warp that begins with thread `first`; one of its lanes issues."""
-        with when(warp_id() == first // 32), warps():
+        mine = warp_id() == first // 32
+        if self.pipe.pairs:
+            mine = mine & pairs.leads()
+        with when(mine), warps():
             add(ElectIssuer())
             self._tasks()
 
@@ -271,7 +300,7 @@ class Issue(Party):
         """The stage of an input is empty when the products that read it are done."""
         if self not in ring.readers:
             ring.readers.append(self)
-        ranks: Any = None
+        ranks: Any = pairs.BOTH if ring.pair else None
         for rank in sharers(ring.shared):
             bit = binary("shl", 1, rank)
             ranks = bit if ranks is None else binary("or", ranks, bit)

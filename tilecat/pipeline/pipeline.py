@@ -28,6 +28,7 @@ from .controls import Controls
 from .holes import Hole, Holes
 from .issue import Issue
 from .output import Output
+from .pairs import check_pair
 from .ring import PRODUCER, WARPGROUP_THREADS, Party, Ring
 from .role import Role, check_tile, name_of
 from .scheduler import Schedule, Task
@@ -83,6 +84,8 @@ class Pipeline:
         check_int(f"{template}: blocks_per_sm", blocks_per_sm, 1, 8, self.loc)
         self.controls = controls or Controls()
         self.controls.require(template, self.builder.arch, blocks_per_sm, self.loc)
+        if self.pairs:
+            check_pair(template, cluster, tasks.cluster_cols, self.loc)
         facts["oversized"] = self.controls.oversized
         self._size_grid(tasks, persistent)
         self.builder.kernel.cluster = cluster
@@ -138,7 +141,7 @@ class Pipeline:
             raise ScopeError(f'pipe.input: rate is "step" or "task", got {rate=}')
         if ring not in self.inputs:
             depth = 1 if rate == "task" else self.stages
-            self.inputs[ring] = Ring(ring, depth, rate=rate)
+            self.inputs[ring] = Ring(ring, depth, rate=rate, pair=self.pairs)
         if self.inputs[ring].rate != rate:
             raise ScopeError(
                 f"pipe.input: the inputs of a ring are loaded at one rate, got {rate=} in {ring}, "
@@ -174,6 +177,11 @@ class Pipeline:
         return self.holes.fill("load", hole)
 
     # ---- building
+
+    @property
+    def pairs(self) -> bool:
+        """Whether the two CTAs of a cluster multiply together."""
+        return self.controls.pairs
 
     @property
     def rings(self) -> list[Ring]:

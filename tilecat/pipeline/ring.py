@@ -36,6 +36,7 @@ from ..ops.copies import CopyArrive, CopyAsync, CopyByThreads
 from ..ops.sync import AllocBarriers, Arrive, ArriveExpect, FenceAsync, WaitBarrier
 from ..ops.tma import TmaLoad
 from ..tiles import SharedTileType, SharedVecType
+from . import pairs
 from .sharing import check_same, num_sharers, share_of, sharers
 
 WARPGROUP_THREADS = 128
@@ -109,13 +110,15 @@ class Ring:
         parts: copies of the barriers, each for one warpgroup that reads alone; 0: all read all.
         writer: the role whose threads fill it; None: the producer.
         rate: how often the producer fills it, once a "step" or once a "task".
+        pair: whether the loads of a pair of CTAs complete together, in the even one.
     """
 
     def __init__(
         self, name: str, depth: int, *, parts: int = 0, writer: Party | None = None,
-        rate: str = "step",
+        rate: str = "step", pair: bool = False,
     ):  # fmt: skip
         self.name = name
+        self.pair = pair
         self.depth = depth
         self.rate = rate
         self.writer = writer
@@ -273,7 +276,8 @@ class Ring:
 
     def announce(self, index: Any) -> ArriveExpect:
         """The arrival that will say how many bytes come."""
-        op = add(ArriveExpect(self.full.result, operand_of(index)))
+        when = pairs.leads().value if self.pair else None
+        op = add(ArriveExpect(self.full.result, operand_of(index), when=when))
         assert isinstance(op, ArriveExpect), "not a duplicate: it has effects"
         self.tx_bytes = 0
         return op
@@ -289,11 +293,14 @@ class Ring:
 
     def fill(
         self, tile: SharedTile | SharedVec, source: GlobalTile, index: Any = None, *,
-        multicast: bool | str = False, cache: str = "",
+        multicast: bool | str = False, cache: str = "", half: int | None = None,
     ) -> None:
         """One tile's load: by TMA, or by all threads of the producer where TMA cannot reach."""
         kind = tile.type
         barrier = operand_of(self.stage if index is None else index)
+        if self.pair:
+            pairs.fill(self, tile, source, barrier, half=half, multicast=multicast, cache=cache)
+            return
         region = source.region(*kind.shape)
         check_meets("load_async", kind, region)
         share = share_of(multicast)

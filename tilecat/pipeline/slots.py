@@ -18,6 +18,7 @@ from ..ops.tensor import AllocTensor
 from ..ops.tma import TmaStore
 from ..tiles import ScalesType, SharedTileType, SharedVecType
 from .member import Member
+from .pairs import halved
 from .ring import Ring
 
 
@@ -38,6 +39,7 @@ class Slots:
         add(alloc)
         self.alloc = alloc
         ring.tiles.append(alloc.result)
+        self.half: int | None = None  # the axis of which each CTA of a pair has one half
         self.loads = 0
         self.begun: set[Any] = set()  # vectors of which elements are loaded in this step
         self.tensor: AllocTensor | None = None  # of scales: where products take them
@@ -53,6 +55,12 @@ class Slots:
         if isinstance(index, int) and not 0 <= index < self.count:
             raise LayoutError(f"{self.name}: {self.count} tiles a stage, got index={index}")
         return Slot(self, index)
+
+    def halve(self, axis: int) -> None:
+        """Leaves each CTA of a pair one half of the tiles, along an axis."""
+        assert isinstance(self.kind, SharedTileType), "an operand of products"
+        self.half = axis
+        self.alloc.tile = self.alloc.result.type = halved(self.kind, axis)
 
     @property
     def tile(self) -> SharedTile | SharedVec:
@@ -205,7 +213,8 @@ class Slot:
         """Producer: fills it; the ring is acquired at the first load of a step."""
         self.acquire()
         self.slots.loads += 1
-        self.slots.ring.fill(self.tile, source, multicast=multicast, cache=cache)
+        slots = self.slots
+        slots.ring.fill(self.tile, source, multicast=multicast, cache=cache, half=slots.half)
 
     def acquire(self) -> None:
         """Producer: the stage is empty, and this step's."""

@@ -172,6 +172,8 @@ class Lcf(Consumers):
             steps; they have as many steps, and no scratch.
         blocks_per_sm: CTAs that share an SM, its registers and its shared memory.
         persistent: False makes the grid as large as the tasks are many, and each CTA has one.
+        pairs: the two CTAs of a cluster multiply together (Blackwell, Rubin): each has its own rows
+            of A and one half of B's columns, which it loads with `multicast="col"`.
         wide_k: products of e4m3 and e5m2 read 64 bytes of K at a time, not 32 (sm_107a); their sums
             have 128 rows, of two consumers, and steps of K are multiples of 64.
         exclusive: no other CTA of the SM has tensor memory, and this one up to 576 columns
@@ -312,8 +314,8 @@ class Roles(_Stores):
 
 def lcf(
     *, consumers: int, stages: int, tasks: Schedule, steps: Any, pingpong: bool | str = False,
-    cluster: int = 1, blocks_per_sm: int = 1, persistent: bool = True, wide_k: bool = False,
-    exclusive: bool = False, oversized: bool = False,
+    cluster: int = 1, blocks_per_sm: int = 1, persistent: bool = True, pairs: bool = False,
+    wide_k: bool = False, exclusive: bool = False, oversized: bool = False,
     registers: int | None = None,
 ) -> Lcf:  # fmt: skip
     """A load-compute-finish pipeline (see `Lcf`).
@@ -323,7 +325,9 @@ def lcf(
     return Lcf(
         "lcf", consumers=consumers, stages=stages, tasks=tasks, steps=steps, pingpong=pingpong,
         cluster=cluster, blocks_per_sm=blocks_per_sm, persistent=persistent, registers=registers,
-        controls=Controls(wide_k=wide_k, exclusive=exclusive, oversized=oversized),
+        controls=Controls(
+            pairs=pairs, wide_k=wide_k, exclusive=exclusive, oversized=oversized
+        ),
     )  # fmt: skip
 
 

@@ -1,4 +1,7 @@
-"""Instructions of tensor memory and tcgen05.mma, one function each, with their section (9.x)."""
+"""Instructions of tensor memory and tcgen05.mma, one function each, with their section (9.x).
+
+`ctas` is 1, or 2 in a kernel whose CTAs multiply in pairs: `.cta_group`, one for all of a kernel.
+"""
 
 from __future__ import annotations
 
@@ -7,23 +10,23 @@ from collections.abc import Sequence
 from .instructions import vector
 
 
-def alloc(slot: str, columns: int, *, exclusive: bool = False) -> str:
+def alloc(slot: str, columns: int, *, ctas: int, exclusive: bool = False) -> str:
     """A warp allocates columns; their address goes to shared memory (9.7.16.7.1)."""
     only = ".exclusive" if exclusive else ""
     return (
-        f"tcgen05.alloc{only}.cta_group::1.sync.aligned.shared::cta.b32 [{slot}], {columns};"
+        f"tcgen05.alloc{only}.cta_group::{ctas}.sync.aligned.shared::cta.b32 [{slot}], {columns};"
     )
 
 
-def relinquish() -> str:
+def relinquish(*, ctas: int) -> str:
     """A warp gives up allocating more, for the CTAs that wait to (9.7.16.7.1)."""
-    return "tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;"
+    return f"tcgen05.relinquish_alloc_permit.cta_group::{ctas}.sync.aligned;"
 
 
-def dealloc(address: str, columns: int, *, exclusive: bool = False) -> str:
+def dealloc(address: str, columns: int, *, ctas: int, exclusive: bool = False) -> str:
     """A warp frees what was allocated (9.7.16.7.1)."""
     only = ".exclusive" if exclusive else ""
-    return f"tcgen05.dealloc{only}.cta_group::1.sync.aligned.b32 {address}, {columns};"
+    return f"tcgen05.dealloc{only}.cta_group::{ctas}.sync.aligned.b32 {address}, {columns};"
 
 
 def load(shape: str, repeat: int, registers: Sequence[str], address: str) -> str:
@@ -56,35 +59,39 @@ def fence_after() -> str:
     return "tcgen05.fence::after_thread_sync;"
 
 
-def mma(kind: str, sums: str, a: str, b: str, what: str, accumulate: str) -> str:
+def mma(
+    kind: str, sums: str, a: str, b: str, what: str, accumulate: str, *, ctas: int
+) -> str:  # fmt: skip
     """`D = A*B + D`, issued by one thread; a and b are descriptors (9.7.16.10.9.1)."""
-    return f"tcgen05.mma.cta_group::1.kind::{kind} [{sums}], {a}, {b}, {what}, {accumulate};"
+    return f"tcgen05.mma.cta_group::{ctas}.kind::{kind} [{sums}], {a}, {b}, {what}, {accumulate};"
 
 
 def mma_scaled(
     kind: str, block: int, sums: str, a: str, b: str, what: str, scales: tuple[str, str],
-    accumulate: str,
+    accumulate: str, *, ctas: int,
 ) -> str:  # fmt: skip
     """The same with a scale for each `block` elements of K, in tensor memory (9.7.16.10.9.1)."""
     return (
-        f"tcgen05.mma.cta_group::1.kind::{kind}.block_scale.block{block} [{sums}], {a}, {b}, "
+        f"tcgen05.mma.cta_group::{ctas}.kind::{kind}.block_scale.block{block} [{sums}], {a}, {b}, "
         f"{what}, [{scales[0]}], [{scales[1]}], {accumulate};"
     )
 
 
-def copy_scales(target: str, source: str) -> str:
+def copy_scales(target: str, source: str, *, ctas: int) -> str:
     """512 bytes of shared memory to 4 columns, in each quarter of the lanes (9.7.16.9.2)."""
-    return f"tcgen05.cp.cta_group::1.32x128b.warpx4 [{target}], {source};"
+    return f"tcgen05.cp.cta_group::{ctas}.32x128b.warpx4 [{target}], {source};"
 
 
-def commit(barrier: str) -> str:
+def commit(barrier: str, *, ctas: int) -> str:
     """One arrival, when all the thread's tcgen05.mma so far are done (9.7.16.12.1)."""
-    return f"tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [{barrier}];"
+    where = f"tcgen05.commit.cta_group::{ctas}.mbarrier::arrive::one.shared::cluster.b64"
+    return f"{where} [{barrier}];"
 
 
-def commit_multicast(barrier: str, ranks: str) -> str:
+def commit_multicast(barrier: str, ranks: str, *, ctas: int) -> str:
     """The same, on the barriers of the CTAs of a 16-bit mask (9.7.16.12.1)."""
     return (
-        "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64 "
+        f"tcgen05.commit.cta_group::{ctas}.mbarrier::arrive::one.shared::cluster"
+        ".multicast::cluster.b64 "
         f"[{barrier}], {ranks};"
     )

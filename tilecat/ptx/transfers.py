@@ -26,11 +26,14 @@ def create_policy(dst: str, name: str) -> str:
 
 def tma_load(
     dst: str, tensor_map: str, coords: Sequence[str], barrier: str,
-    *, mask: str | None = None, policy: str | None = None,
+    *, mask: str | None = None, policy: str | None = None, pair: bool = False,
 ) -> str:  # fmt: skip
-    """Tensor-map copy from global to shared memory of the CTAs in a mask (9.7.9.27.1.2)."""
+    """Tensor-map copy from global to shared memory of the CTAs in a mask (9.7.9.27.1.2).
+
+    With `pair`, the mbarrier may be the other CTA's of a pair.
+    """
     hint, last = _hint(policy)
-    cast = ".multicast::cluster" if mask else ""
+    cast = (".multicast::cluster" if mask else "") + ".cta_group::2" * pair
     return (
         f"cp.async.bulk.tensor.{len(coords)}d.shared::cluster.global.tile{_TX}{cast}{hint} "
         f"[{dst}], [{tensor_map}, {vector(coords)}], [{barrier}]"
