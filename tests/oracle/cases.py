@@ -50,6 +50,7 @@ class Case:
         debug: keep the DWARF sections, with paths blotted out.
         aligned: promise that integers divisible by 16 are.
         target: compute capability times 10: 90, 100, 103 or 107.
+        reports: kinds of reports that the text earns, for a reason given beside the case.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Case:
     aligned: bool = True
     options: dict[str, object] = field(default_factory=dict)
     target: int = 90
+    reports: tuple[str, ...] = ()
 
     @property
     def folder(self) -> str:
@@ -98,7 +100,7 @@ def tma(name, dtypes, sizes, tile, *, majors=("K", "K"), kernel="gemm_tma", **op
     return Case(name, kernel, constants, args, grid, "gemm_" + "".join(majors).lower(), **options)
 
 
-def _pointer(name, dtypes, sizes, tile, **options) -> Case:
+def pointer(name, dtypes, sizes, tile, **options) -> Case:
     """A product through masked pointers, A [M, K] and B [K, N]."""
     (a, c), (m, n, k), (tile_m, tile_n, tile_k) = dtypes, sizes, tile
     accumulator = {"i32": "int32", "fp64": "float64"}.get(c, "float32")
@@ -111,7 +113,7 @@ def _pointer(name, dtypes, sizes, tile, **options) -> Case:
     return Case(name, "gemm_pointer", constants, args, grid, "gemm_kn", **options)
 
 
-def _attention(name, dtype, sizes, tile, *, causal, kernel="attention", **options) -> Case:
+def attention(name, dtype, sizes, tile, *, causal, kernel="attention", **options) -> Case:
     (heads, n, d), (tile_m, tile_n) = sizes, tile
     shape = (heads, n, d)
     args = (
@@ -179,14 +181,14 @@ TMA = (
 )
 
 POINTER = (
-    _pointer("pointer_f16", ("fp16", "fp32"), (128, 128, 128), (64, 128, 32)),
-    _pointer("pointer_bf16_masked", ("bf16", "fp32"), (100, 136, 72), (64, 64, 32), aligned=False,
+    pointer("pointer_f16", ("fp16", "fp32"), (128, 128, 128), (64, 128, 32)),
+    pointer("pointer_bf16_masked", ("bf16", "fp32"), (100, 136, 72), (64, 64, 32), aligned=False,
              heavy=True),
-    _pointer("mma_f16", ("fp16", "fp16"), (32, 32, 64), (32, 32, 32), warps=2),
-    _pointer("mma_tf32", ("fp32", "fp32"), (32, 64, 64), (32, 32, 32), warps=2),
-    _pointer("mma_s8", ("i8", "i32"), (32, 64, 128), (32, 32, 64), warps=2),
-    _pointer("mma_e4m3", ("fp8e4nv", "fp32"), (32, 64, 128), (32, 32, 64), warps=2),
-    _pointer("mma_f64", ("fp64", "fp64"), (32, 32, 32), (32, 32, 16), warps=2),
+    pointer("mma_f16", ("fp16", "fp16"), (32, 32, 64), (32, 32, 32), warps=2),
+    pointer("mma_tf32", ("fp32", "fp32"), (32, 64, 64), (32, 32, 32), warps=2),
+    pointer("mma_s8", ("i8", "i32"), (32, 64, 128), (32, 32, 64), warps=2),
+    pointer("mma_e4m3", ("fp8e4nv", "fp32"), (32, 64, 128), (32, 32, 64), warps=2),
+    pointer("mma_f64", ("fp64", "fp64"), (32, 32, 32), (32, 32, 16), warps=2),
     Case(
         "gemm_split", "gemm_split", {"BM": 64, "BN": 64, "BK": 64},
         (
@@ -208,10 +210,10 @@ POINTER = (
 )
 
 ATTENTION = (
-    _attention("attention", "bf16", (2, 256, 64), (128, 64), causal=False, stages=2, heavy=True),
-    _attention("attention_causal", "fp16", (1, 200, 128), (64, 64), causal=True, stages=2,
+    attention("attention", "bf16", (2, 256, 64), (128, 64), causal=False, stages=2, heavy=True),
+    attention("attention_causal", "fp16", (1, 200, 128), (64, 64), causal=True, stages=2,
                slow=True),
-    _attention("attention_specialized", "bf16", (1, 256, 64), (128, 64), causal=False,
+    attention("attention_specialized", "bf16", (1, 256, 64), (128, 64), causal=False,
                kernel="attention_specialized", slow=True),
 )
 _N = 1000

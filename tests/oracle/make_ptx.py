@@ -21,7 +21,13 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon import GluonASTSource, GluonJITFunction
 
-from oracle import kernels_gemm, kernels_gluon, kernels_plain, kernels_scaled
+from oracle import (
+    kernels_gemm,
+    kernels_gluon,
+    kernels_gluon_tma,
+    kernels_plain,
+    kernels_scaled,
+)
 from oracle.cases import CASES, Array, Case
 from oracle.tensor_cases import TENSOR_CASES
 
@@ -34,7 +40,7 @@ SWIZZLE_BYTES = {0: 0, 1: 32, 2: 64, 3: 128}
 
 
 def _kernel(case: Case):
-    modules = (kernels_gemm, kernels_plain, kernels_scaled, kernels_gluon)
+    modules = (kernels_gemm, kernels_plain, kernels_scaled, kernels_gluon, kernels_gluon_tma)
     return next(getattr(m, case.kernel) for m in modules if hasattr(m, case.kernel))
 
 

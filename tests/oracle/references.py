@@ -105,6 +105,32 @@ def gemm_kk_sum(x: Arrays, case: Case) -> Expected:
     return {"c": _plus(x["c"], _product(x["a"], x["b"].T), 2)}
 
 
+def gemm_half(x: Arrays, case: Case) -> Expected:
+    """Sums of f16 are rounded to f16 after each step of 16 of K: half a unit of the largest."""
+    product = _product(x["a"], x["b"].T)
+    steps = x["a"].shape[1] // 16
+    size = np.abs(as_float64(x["a"])) @ np.abs(as_float64(x["b"])).T
+    return {"c": Reference(product.value, product.error + steps * half_ulp(np.float16) * size)}
+
+
+def gemm_started(x: Arrays, case: Case) -> Expected:
+    return {"c": _plus(x["start"], _product(x["a"], x["b"].T), 1)}
+
+
+def gemm_reduced(x: Arrays, case: Case) -> Expected:
+    """The largest value of each row, and the smallest magnitude."""
+    c = _product(x["a"], x["b"].T)
+    error = c.error.max(1)
+    low = Reference(np.abs(c.value).min(1), error)
+    return {"c": c, "high": Reference(c.value.max(1), error), "low": low}
+
+
+def gathered(x: Arrays, case: Case) -> Expected:
+    y = x["y"].copy()
+    y[x["index"][::-1]] = x["x"][x["index"]]
+    return {"y": y}
+
+
 def gemm_batched(x: Arrays, case: Case) -> Expected:
     return {"c": _plus(x["c"], _product(x["a"], x["b"]), 1)}
 

@@ -41,8 +41,10 @@ def _marked(case: Case, seed: int):
 )
 def test_machine_runs_foreign_kernel(case, seed):
     result, arrays, expected = run_case(case, seed)
-    reports = [report for report in result.reports if report.kind not in OVERLOOKED]
-    assert not reports, "\n".join(str(report) for report in reports)
+    found = {report.kind for report in result.reports} - OVERLOOKED
+    assert found == set(case.reports), "\n".join(str(report) for report in result.reports)
+    if "race" in found:
+        return
     for name, value in expected.items():
         assert_matches(arrays[name], value)
 

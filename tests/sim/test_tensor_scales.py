@@ -55,14 +55,14 @@ def instruction(
 
 def multiply(kind: str, a: str, b: str, *, n=64, block="", scale="ue8m0", ids=(0, 0), wide=False,
              chip=BLACKWELL, swizzle=64, flip=0, spoil=None, enable="%p3", beyond=0,
-             from_memory=False, **options):  # fmt: skip
+             from_memory=False, k96=False, **options):  # fmt: skip
     """Result, D and the float64 product; the scales come through registers.
 
     D begins at 1, and has `beyond` columns more, which nothing may touch.
     """
     rng = np.random.default_rng(n)
     four = kind != "mxf8f6f4"
-    depth = (64 if four else 32) * (1 + wide)
+    depth = 96 if k96 else (64 if four else 32) * (1 + wide)
     size = 16 if "16" in block or "4X" in block else 32
     left, a_values = operand(rng, 128, depth, a, not (four or wide))
     right, b_values = operand(rng, n, depth, b, not (four or wide))
@@ -82,7 +82,7 @@ def multiply(kind: str, a: str, b: str, *, n=64, block="", scale="ue8m0", ids=(0
         words[:, A_COLUMN : A_COLUMN + width] = left.view(np.uint32)
     if spoil is not None:
         words[spoil] ^= 0xFFFFFFFF
-    bits = instruction(kind, a, b, 128, n, scale, ids, wide) ^ flip
+    bits = instruction(kind, a, b, 128, n, scale, ids, wide) ^ flip ^ k96 << 31
     lines += [f"mov.u32 %r23, {bits}; add.u32 %r24, %r5, {SFA}; add.u32 %r25, %r5, {SFB};",
               f"add.u32 %r26, %r5, {A_COLUMN};",
               f"tcgen05.mma.cta_group::1.kind::{kind}.block_scale{block} [%r5], "
@@ -149,6 +149,28 @@ def test_wide_k_of_rubin(kind, a, b, block, scale, ids, n):
     close(got, want, "f32")
     result, *_ = multiply(kind, a, b, **form)
     assert kinds(result) == {"tcgen05"} and "on sm_100a" in str(result)
+
+
+@pytest.mark.parametrize("kind, block, scale, ids", [
+    ("mxf4", "", "ue8m0", (0, 1)), ("mxf4", ".block32", "ue8m0", (2, 3)),
+    ("mxf4nvf4", ".block16", "ue4m3", (0, 2)), ("mxf4nvf4", ".block16", "ue8m0", (2, 0)),
+    ("mxf4nvf4", ".block32", "ue8m0", (3, 1)),
+])  # fmt: skip
+@pytest.mark.parametrize("chip", [("sm_103a", "8.8"), RUBIN], ids=lambda chip: chip[0])
+def test_k_of_96(kind, block, scale, ids, chip):
+    """Three or six scales a row, which may go on in the next word: 9.7.17.10.7.2.4 and 5."""
+    form = {"block": block, "scale": scale, "ids": ids, "swizzle": 0, "k96": True}
+    result, got, want = multiply(kind, "e2m1", "e2m1", chip=chip, **form)
+    clean(result)
+    close(got, want, "f32")
+    result, *_ = multiply(kind, "e2m1", "e2m1", **form)
+    assert kinds(result) == {"tcgen05"} and "on sm_100a" in str(result)
+
+
+def test_six_scales_begin_at_a_half_word():
+    form = {"block": ".block16", "scale": "ue4m3", "swizzle": 0, "k96": True}
+    result, *_ = multiply("mxf4nvf4", "e2m1", "e2m1", chip=RUBIN, ids=(0, 1), **form)
+    assert kinds(result) == {"tcgen05"} and "indices of 6 scales" in str(result)
 
 
 @pytest.mark.parametrize("bit", range(32))

@@ -94,21 +94,31 @@ class Load:
         machine.stats["bytes loaded"] += self.num_bytes
 
 
-def read_map(machine: Machine, item: Instruction, operand: Mem, thread: int):
-    """The tensor map and coordinates of `[map, {c0, ...}]`."""
+def map_of(machine: Machine, item: Instruction, operand: Mem, thread: int) -> EncodedMap:
+    """The tensor map of `[map, {c0, ...}]`."""
     address = machine.address(item, Mem(operand.base, operand.offset), thread, "u64")
     kept: EncodedMap | None = machine.maps.get(address - PARAM_WINDOW)
-    found = kept or built_map(machine, item, address, thread)
+    return kept or built_map(machine, item, address, thread)
+
+
+def read_map(machine: Machine, item: Instruction, operand: Mem, thread: int):
+    """The tensor map and coordinates of `[map, {c0, ...}]`."""
+    found = map_of(machine, item, operand, thread)
     if not operand.extra:
         return found, ()
     coords = tuple(machine.value(item, c, thread, "s32") for c in operand.extra[0].items)
     if len(coords) != found.rank:
         machine.fault("bounds", item, f"{len(coords)} coordinates for tensor map "
                       f"{found.name} of rank {found.rank}")  # fmt: skip
-    if coords[0] * found.item_bytes % (16 * found.pack):  # measured: tests/gpu/test_launch.py
-        machine.fault("align", item, f"tensor map {found.name}: the innermost coordinate "
-                      f"{coords[0]} is no multiple of 16 bytes")  # fmt: skip
+    check_column(machine, item, found, coords[0])
     return found, found.item_coords(coords)
+
+
+def check_column(machine: Machine, item: Instruction, encoded: EncodedMap, column: int) -> None:
+    """A box begins at a multiple of 16 bytes: measured, tests/gpu/test_launch.py."""
+    if column * encoded.item_bytes % (16 * encoded.pack):
+        machine.fault("align", item, f"tensor map {encoded.name}: the innermost coordinate "
+                      f"{column} is no multiple of 16 bytes")  # fmt: skip
 
 
 def _destinations(machine: Machine, item: Instruction, thread: int, address: int) -> list[int]:
@@ -256,7 +266,7 @@ def _prefetch(machine: Machine, fiber: Fiber, item: Instruction) -> None:
             read_map(machine, item, item.args[0], thread)
 
 
-def _decode_load(item: Instruction) -> dict:
+def decode_load(item: Instruction) -> dict:
     """Positions of the optional multicast mask; a cache policy may follow it."""
     count = 3 if isinstance(item.args[2], Mem) else 4
     multicast, hint = _is_multicast(item), "L2::cache_hint" in item.mods
@@ -265,7 +275,8 @@ def _decode_load(item: Instruction) -> dict:
     if "tensor" in item.mods and (len(item.args[1].extra) != 1 or
                                   not isinstance(item.args[1].extra[0], Vec)):  # fmt: skip
         raise refuse(item, "[map, {coordinates}] is wanted")
-    if "tensor" in item.mods and len(item.args[1].extra[0].items) != int(item.mods[4][0]):
+    coords = 5 if "tile::gather4" in item.mods else item.mods[4][0]
+    if "tensor" in item.mods and len(item.args[1].extra[0].items) != int(coords):
         raise refuse(item, "as many coordinates as dimensions are wanted")
     wide = multicast and isinstance(item.args[count], Imm) or (
         "multicast::cluster::32b" in item.mods
@@ -281,16 +292,16 @@ _TO_SHARED = "(.shared::cluster,.shared::cta).global"
 TABLE = (
     Row(f"cp.async.bulk.tensor{DIMS}(.shared::cluster,.shared::cta).global{{.tile}}{_BYTES}"
         f"{{.multicast::cluster}}{HINT}", "m m m r? r?", _tensor_load, "9.7.9.27.1.2",
-        decode=_decode_load),
+        decode=decode_load),
     Row(f"{_PAIR}{{.multicast::cluster,.multicast::cluster::16b}}(.cta_group::1,.cta_group::2)"
-        f"{HINT}", "m m m r? r?", _tensor_load, "9.7.9.27.1.2", decode=_decode_load,
+        f"{HINT}", "m m m r? r?", _tensor_load, "9.7.9.27.1.2", decode=decode_load,
         needs="tcgen05"),
     Row(f"{_PAIR}.multicast::cluster::32b{{.cta_group::1,.cta_group::2}}{HINT}", "m m m r r?",
-        _tensor_load, "9.7.9.27.1.2", decode=_decode_load, needs="mask-32b"),
+        _tensor_load, "9.7.9.27.1.2", decode=decode_load, needs="mask-32b"),
     Row(f"cp.async.bulk.shared::cluster.global{_BYTES}.multicast::cluster::32b{HINT}",
-        "m m r m r r?", _flat_load, "9.7.9.25.4.1", decode=_decode_load, needs="mask-32b"),
+        "m m r m r r?", _flat_load, "9.7.9.25.4.1", decode=decode_load, needs="mask-32b"),
     Row(f"cp.async.bulk{_TO_SHARED}{_BYTES}{{.multicast::cluster}}{HINT}",
-        "m m r m r? r?", _flat_load, "9.7.9.25.4.1", decode=_decode_load),
+        "m m r m r? r?", _flat_load, "9.7.9.25.4.1", decode=decode_load),
     Row(f"cp.async.bulk.shared::cluster.shared::cta{_BYTES}", "m m r m", _push, "9.7.9.25.4.1"),
     Row(f"cp.async.bulk.prefetch.tensor{DIMS}.L2.global{{.tile}}{HINT}", "m r?", _prefetch,
         "9.7.9.27.1.4"),

@@ -83,9 +83,10 @@ def _groups(machine: Machine, thread: int, item: Instruction) -> BulkGroups:
     return groups
 
 
-def _issue_store(
+def issue_store(
     machine: Machine, item: Instruction, thread: int, chunks, chunk_set, write
 ) -> None:
+    """Start a store of chunks of shared memory; `write` gets their data."""
     groups = _groups(machine, thread, item)
     warp, cta = thread // 32, thread // machine.block
     store = Store(cta, chunks, chunk_set, write, machine.clocks.snapshot(warp, warp + 1), item.pc,
@@ -115,7 +116,7 @@ def _inside(encoded: EncodedMap, coords: tuple, chunks: np.ndarray, chunk_set):
     return clipped, chunks, grid[(*inner[:-1], columns)].ravel()
 
 
-def _check_end(machine: Machine, item: Instruction, encoded: EncodedMap, clipped) -> None:
+def check_end(machine: Machine, item: Instruction, encoded: EncodedMap, clipped) -> None:
     """An H200 writes whole 16 bytes of a box's row that meets the end: tests/gpu/test_launch.py."""
     extent = encoded.array.shape[-1]
     beyond = -extent * encoded.item_bytes % 16
@@ -125,7 +126,7 @@ def _check_end(machine: Machine, item: Instruction, encoded: EncodedMap, clipped
                        f"of 16: it also writes the {beyond} bytes behind it")  # fmt: skip
 
 
-def _write_box(machine, encoded, clipped, thread, pc, operation, data) -> None:
+def write_box(machine, encoded, clipped, thread, pc, operation, data) -> None:
     """Put a box from shared memory into the tensor, or combine it with what is there."""
     if clipped is None:
         return
@@ -174,9 +175,9 @@ def _tensor_store(machine: Machine, fiber: Fiber, item: Instruction) -> None:
             machine, offset, encoded.rows, encoded.row_bytes, encoded.swizzle
         )
         clipped, chunks, chunk_set = _inside(encoded, coords, chunks, chunk_set)
-        _check_end(machine, item, encoded, clipped)
-        write = partial(_write_box, machine, encoded, clipped, thread, item.pc, operation)
-        _issue_store(machine, item, thread, chunks, chunk_set, write)
+        check_end(machine, item, encoded, clipped)
+        write = partial(write_box, machine, encoded, clipped, thread, item.pc, operation)
+        issue_store(machine, item, thread, chunks, chunk_set, write)
 
 
 def _flat_store(machine: Machine, fiber: Fiber, item: Instruction) -> None:
@@ -189,7 +190,7 @@ def _flat_store(machine: Machine, fiber: Fiber, item: Instruction) -> None:
         chunks, chunk_set = tile_chunks(machine, offset, 1, num_bytes, 0)
         start = target - segment.start
         write = partial(_write_flat, machine, item, segment, start, thread)
-        _issue_store(machine, item, thread, chunks, chunk_set, write)
+        issue_store(machine, item, thread, chunks, chunk_set, write)
 
 
 def _write_flat(
@@ -247,7 +248,8 @@ def check_exit(machine: Machine, fiber: Fiber, item: Instruction) -> None:
                            "memory: no cp.async.bulk.wait_group covers it", groups.pc)  # fmt: skip
 
 
-def _decode_store(item: Instruction) -> dict:
+def decode_store(item: Instruction) -> dict:
+    """What a store combines by, and its type."""
     hint = "L2::cache_hint" in item.mods
     tensor = "tensor" in item.mods
     if len(item.args) != (2 if tensor else 3) + hint:
@@ -267,16 +269,16 @@ _OPS = "(.add,.min,.max,.and,.or,.xor)"
 _REDUCE = f"cp.reduce.async.bulk.global.shared::cta.bulk_group{HINT}"
 TABLE = (
     Row(f"cp.async.bulk.tensor{DIMS}.global.shared::cta{{.tile}}.bulk_group{HINT}", "m m r?",
-        _tensor_store, "9.7.9.27.1.2", decode=_decode_store),
+        _tensor_store, "9.7.9.27.1.2", decode=decode_store),
     Row(f"cp.reduce.async.bulk.tensor{DIMS}.global.shared::cta{_OPS}{{.tile}}.bulk_group{HINT}",
-        "m m r?", _tensor_store, "9.7.9.27.1.3", decode=_decode_store),
+        "m m r?", _tensor_store, "9.7.9.27.1.3", decode=decode_store),
     Row(f"cp.async.bulk.global.shared::cta.bulk_group{HINT}", "m m r r?", _flat_store,
-        "9.7.9.25.4.1", decode=_decode_store),
+        "9.7.9.25.4.1", decode=decode_store),
     Row(f"{_REDUCE}{_OPS}"
         "(.u32,.s32,.u64,.s64,.f32,.f64,.b32,.b64)", "m m r r?", _flat_store, "9.7.9.25.4.2",
-        decode=_decode_store),
+        decode=decode_store),
     Row(f"{_REDUCE}(.add.noftz,.min,.max)(.f16,.bf16)",
-        "m m r r?", _flat_store, "9.7.9.25.4.2", decode=_decode_store),
+        "m m r r?", _flat_store, "9.7.9.25.4.2", decode=decode_store),
     Row("cp.async.bulk.commit_group", "", _commit, "9.7.9.25.3.1"),
     Row("cp.async.bulk.wait_group{.read}", "i", _wait_group, "9.7.9.25.3.2", decode=_decode_wait),
 )  # fmt: skip

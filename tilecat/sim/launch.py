@@ -16,6 +16,7 @@ from tilecat.sim import (
     atomics,
     barriers,
     bulk,
+    bulk_rows,
     bulk_stores,
     carry,
     cp_async,
@@ -44,7 +45,8 @@ from tilecat.sim.report import Conflict, Result
 from tilecat.sim.table import Table
 
 TABLE = Table((
-    *mbarrier.TABLE, *barriers.TABLE, *bulk.TABLE, *bulk_stores.TABLE, *wgmma.TABLE,
+    *mbarrier.TABLE, *barriers.TABLE, *bulk.TABLE, *bulk_stores.TABLE, *bulk_rows.TABLE,
+    *wgmma.TABLE,
     *memory.TABLE, *warp.TABLE, *atomics.TABLE, *cp_async.TABLE, *tensormap.TABLE,
     *mma_sync.TABLE, *local_memory.TABLE, *carry.TABLE, *variables.TABLE, *generic.TABLE,
     *async_stores.TABLE, *tensor_alloc.TABLE, *tensor_access.TABLE, *tensor_core.TABLE,

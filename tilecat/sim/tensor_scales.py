@@ -2,7 +2,7 @@
 
 A word of row r holds four scales of consecutive blocks of K: lane r % 32 of every quarter, column
 r / 32. The index in the instruction descriptor names the first byte; what is over goes on in the
-words of the next columns (as Triton has them for 8 scales a row; the manual shows figures).
+words of the next columns (the manual shows figures; so Triton has them for 3, 6 and 8 scales).
 """
 
 from __future__ import annotations

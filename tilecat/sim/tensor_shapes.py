@@ -221,13 +221,12 @@ def _mxf4(chip: Chip, shape: Shape, block: int, bits: int, fail) -> Shape:
     needed = {0: "tcgen05", 1: "k96", 2: "wide-k"}.get(code)
     if needed is None or needed not in chip.features:
         fail(f"K by bits 31 and 3, {code}, on {chip.name}")
-    if code == 1:
-        fail("K = 96 is not implemented: its scales are given as figures only")
-    shape = replace(shape, k={0: 64, 2: 128}[code], padded=False, block=block or 32)
+    shape = replace(shape, k={0: 64, 1: 96, 2: 128}[code], padded=False, block=block or 32)
     if shape.scale_type == "ue4m3" and shape.block != 16:
         fail("ue4m3 scales are for blocks of 16")
     count = shape.k // shape.block
-    if any(index % 2 or count > 2 and index for index in shape.scale_ids):
+    step = {3: 1, 6: 2, 2: 2}.get(count, 4)  # 9.7.17.10.7.2: byte, half word or word
+    if any(index % step for index in shape.scale_ids):
         fail(f"indices of {count} scales a row: {shape.scale_ids}")
     return shape
 
