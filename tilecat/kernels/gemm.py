@@ -191,11 +191,9 @@ def matmul(A: gl[TA, ..., "M", "K"], B: gl[TB, ..., "K", "N"], C: inout[TC, ...,
 
     @pipe.finish
     def _(task):
-        vectors = columns.begin(pipe.consumer)
+        vectors, last = columns.begin(pipe.consumer), task.last if groups else None
         for row, sums in zip(rows(), tiles, strict=True):
             place = partial(first_of, task, row, tile_m, tile_n, groups)
-            last = task.last if groups else None
             with whole_product(sums[0], shared, task, row, n, tasks.cluster):
                 result = epilogues.apply(epilogue, args, sums, C, place, vectors, last, B)
-                to = place_in(C, task, place, n, row, groups)
-                c.store(to, result, cache=cache[2])
+                c.store(place_in(C, task, place, n, row, groups), result, cache=cache[2])

@@ -393,7 +393,7 @@ PROGRAMS: dict[str, tuple[int, Steps, str]] = {
     "gelu_half": (
         1,
         GELU_HALF,
-        "a (1 + erf(a / sqrt 2)) / 2; relative 2**-13 for |a| < 5, absolute 2**-20 beyond, measured "
+        "a (1 + erf(a / sqrt 2)) / 2; relative 2**-13 for |a| < 5, absolute 2**-20 beyond "
         "(ex2, rcp)",
     ),
     "sigmoid": (
