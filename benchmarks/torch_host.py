@@ -1,6 +1,6 @@
 """Host time of a call through the torch operators, beside torch's own functions.
 
-    python benchmarks/torch_host.py [OUT.json]
+    python benchmarks/torch_host.py OUT.json
 
 Microseconds a call of a size that the device has done before the host comes again: the medians of
 `tilecat.testing.host_time`. On a machine without a GPU there is nothing to measure.
@@ -8,11 +8,11 @@ Microseconds a call of a size that the device has done before the host comes aga
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
-from tilecat import operators
+import tilecat as tc
+from tilecat.bench import record
 from tilecat.testing import host_time, require_gpu
 
 
@@ -28,23 +28,25 @@ def calls(torch) -> dict:
     trained = torch.randn(1, 2, 128, 64, **options).requires_grad_()
     sdpa = functional.scaled_dot_product_attention
     return {
-        "tilecat.matmul": lambda: operators.matmul(a, b),
+        "tilecat.matmul": lambda: tc.matmul(a, b),
         "tilecat.torch.matmul": lambda: tt.matmul(a, b),
         "torch.mm": lambda: torch.mm(a, b),
         "tilecat.torch.matmul, a trains": lambda: tt.matmul(leaf, b),
         "torch.mm, a trains": lambda: torch.mm(leaf, b),
         "tilecat.torch.linear": lambda: tt.linear(a, b, bias),
         "F.linear": lambda: functional.linear(a, b, bias),
-        "tilecat.attention": lambda: operators.attention(q, k, v),
+        "tilecat.attention": lambda: tc.attention(q, k, v),
         "tilecat.torch.attention": lambda: tt.attention(q, k, v),
         "tilecat.torch.sdpa": lambda: tt.sdpa(q, k, v),
         "F.scaled_dot_product_attention": lambda: sdpa(q, k, v),
+        "tilecat.torch.sdpa, q trains": lambda: tt.sdpa(trained, k, v),
         "F.scaled_dot_product_attention, q trains": lambda: sdpa(trained, k, v),
+        "tilecat.torch.sdpa and gradients": lambda: tt.sdpa(trained, k, v).backward(k),
+        "F.scaled_dot_product_attention and gradients": lambda: sdpa(trained, k, v).backward(k),
     }
 
 
-def measure() -> dict[str, float]:
-    torch = require_gpu()
+def measure(torch) -> dict[str, float]:
     found = {}
     for name, call in calls(torch).items():
         call()
@@ -53,7 +55,11 @@ def measure() -> dict[str, float]:
     return found
 
 
+def main(target: str) -> None:
+    torch = require_gpu()
+    row = {"table": "torch_host", "label": "small sizes", "host_us": measure(torch)}
+    record.write(Path(target), {"environment": record.environment(torch), "rows": [row]})
+
+
 if __name__ == "__main__":
-    rows = measure()
-    if sys.argv[1:]:
-        Path(sys.argv[1]).write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    main(sys.argv[1])

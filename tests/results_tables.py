@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,8 @@ TITLES = {
     "host": "Host time of a call, microseconds",
     "steps": "A product in nine steps",
     "attention_steps": "Attention in seven steps",
+    "attention_operator": "Attention through the torch operator, bf16, 16 heads",
+    "torch_host": "Host time of a call through the torch operators, microseconds",
 }
 # What the README shows of each table; docs/measurements.md has every row.
 HEADLINES = {
@@ -125,6 +128,31 @@ def steps(rows: list[dict[str, Any]]) -> list[str]:
     )
 
 
+def comparison(rows: list[dict[str, Any]]) -> list[str]:
+    """Speeds, and the worst error in that of the first peer."""
+    measured = [row for row in rows if "tflops" in row]
+    lines = speeds(measured)
+    peer = next(iter(measured[0]["ratio"]))
+    lines[0] += f" error / {peer}'s |"
+    lines[1] += "---:|"
+    for at, row in enumerate(measured, 2):
+        pairs = zip(row["errors"]["tilecat"], row["errors"][peer], strict=True)
+        lines[at] += f" {max(mine / other for mine, other in pairs):.2f} |"
+    return [*lines, "", *_means(measured)]
+
+
+def _means(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """Geometric means by direction and peer, and the lowest."""
+    for kind in ("forward", "backward"):
+        chosen = [row for row in rows if row["label"].endswith(kind)]
+        for peer in chosen[0]["ratio"] if chosen else ():
+            ratios = {row["label"]: row["ratio"][peer]["median"] for row in chosen}
+            mean = math.exp(sum(map(math.log, ratios.values())) / len(ratios))
+            least = min(ratios, key=ratios.__getitem__)
+            yield (f"- {kind}, {peer}: {mean:.2f}x over {len(ratios)} problems, the lowest "
+                   f"{ratios[least]:.2f}x ({least})")  # fmt: skip
+
+
 def host(rows: list[dict[str, Any]]) -> list[str]:
     """Calls and their host time."""
     pairs = [pair for row in rows for pair in row.get("host_us", {}).items()]
@@ -143,7 +171,8 @@ def summary(table: str, rows: list[dict[str, Any]]) -> str:
 def _part(table: str, source: Source, labels: tuple[str, ...] | None) -> Iterator[str]:
     rows = [r for r in source.rows if labels is None or r["label"] in labels or table == "host"]
     makers = {"gemm": speeds, "attention": speeds, "grid": speeds, "host": host, "steps": steps,
-              "attention_steps": steps}  # fmt: skip
+              "attention_steps": steps, "attention_operator": comparison,
+              "torch_host": host}  # fmt: skip
     yield f"**{TITLES[table]}** ({caption(source)})"
     yield ""
     yield from makers.get(table, variants)(rows)

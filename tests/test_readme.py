@@ -22,10 +22,13 @@ from tilecat.kernels import KERNELS
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
-MEASUREMENTS = ROOT / "docs" / "measurements.md"
-STEPS = tuple(
-    ROOT / "docs" / name for name in ("gemm-in-nine-steps.md", "attention-in-seven-steps.md")
-)
+PAGES = tuple(
+    ROOT / "docs" / f"{name}.md"
+    for name in (
+        "measurements", "gemm-in-nine-steps", "attention-in-seven-steps", "attention-comparison",
+        "torch",
+    )
+)  # fmt: skip
 MEASURED = re.compile(r"(<!-- measured: (\w+) -->\n).*?(<!-- end -->)", re.S)
 MARK = re.compile(r"<!-- source: (?P<file>\S+):(?P<name>[\w,]+) -->")
 
@@ -124,7 +127,7 @@ def test_readme_shows_the_kernels_as_they_are():
     assert updated(text) == text, "run: python tests/test_readme.py --write"
 
 
-@pytest.mark.parametrize("page", [MEASUREMENTS, *STEPS], ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_pages_show_the_results_files_and_the_sources_as_they_are(page):
     text = page.read_text(encoding="utf-8")
     assert MEASURED.search(text)
@@ -188,7 +191,7 @@ def test_headlines_are_rows_that_the_benchmark_has():
 
 
 if __name__ == "__main__":
-    for path in (README, MEASUREMENTS, *STEPS):
+    for path in (README, *PAGES):
         before = path.read_text(encoding="utf-8")
         after = updated(before)
         if "--write" in sys.argv[1:]:

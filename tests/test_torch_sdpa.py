@@ -4,28 +4,17 @@ from __future__ import annotations
 
 import inspect
 
-import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch_exact import causal, close, exact, heads  # noqa: E402
+
 import tilecat.torch as tt  # noqa: E402
-from tilecat.errors import LayoutError  # noqa: E402
+from tilecat.errors import LayoutError, TileError  # noqa: E402
 
 functional = torch.nn.functional
-
-
-def heads(*shape: int, dtype=torch.bfloat16, seed: int = 0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
-
-
-def close(got, expected, rounding: float = 2.0**-7) -> None:
-    error = np.abs(got.detach().double().numpy() - expected.detach().double().numpy()).max()
-    assert error <= rounding * max(1.0, float(expected.abs().max())), f"{error:.3g}"
-
-
-def exact(q, k, v, **options):
-    return functional.scaled_dot_product_attention(q.double(), k.double(), v.double(), **options)
+causal_bias = torch.nn.attention.bias
 
 
 @pytest.mark.parametrize(
@@ -33,21 +22,49 @@ def exact(q, k, v, **options):
 )
 def test_sdpa_takes_any_axes_before_the_heads(lead):
     q, k, v = heads(*lead, 40, 32), heads(*lead, 72, 32, seed=1), heads(*lead, 72, 32, seed=2)
-    out = tt.sdpa(q, k, v)
-    assert out.shape == q.shape and out.dtype == q.dtype
-    close(out, exact(q, k, v))
+    mask = heads(*lead, 40, 72)
+    for given in (None, mask):
+        out = tt.sdpa(q, k, v, given)
+        assert out.shape == q.shape and out.dtype == q.dtype
+        wide = [x.double() for x in (q, k, v)]
+        given = given if given is None else given.double()
+        close(out, functional.scaled_dot_product_attention(*wide, given))
 
 
 def test_sdpa_takes_scale_and_grouped_heads():
     q, k, v = heads(1, 4, 16, 32), heads(1, 2, 64, 32, seed=1), heads(1, 2, 64, 32, seed=2)
     out = tt.sdpa(q, k, v, None, 0.0, False, scale=0.3, enable_gqa=True)
-    close(out, exact(q, k, v, scale=0.3, enable_gqa=True))
+    close(out, exact(q, k, v, scale=0.3))
+
+
+def test_sdpa_is_causal_from_the_first_key():
+    q, k, v = heads(1, 2, 40, 32), heads(1, 2, 72, 32, seed=1), heads(1, 2, 72, 32, seed=2)
+    close(tt.sdpa(q, k, v, is_causal=True), exact(q, k, v, seen=causal(40, 72)))
+    for variant, from_end in (("upper_left", False), ("lower_right", True)):
+        bias = getattr(causal_bias, f"causal_{variant}")(40, 72)
+        close(tt.sdpa(q, k, v, bias), exact(q, k, v, seen=causal(40, 72, from_end)))
+
+
+@pytest.mark.parametrize("shape", [(40, 72), (1, 72), (2, 1, 40, 72), (2, 1, 1, 72), (72,)])
+def test_sdpa_takes_masks_that_broadcast(shape):
+    q, k, v = heads(2, 2, 40, 32), heads(2, 2, 72, 32, seed=1), heads(2, 2, 72, 32, seed=2)
+    added = heads(*shape, seed=3)
+    close(tt.sdpa(q, k, v, added), exact(q, k, v, added=added))
+    seen = heads(*shape, seed=4) > 0
+    close(tt.sdpa(q, k, v, seen), exact(q, k, v, seen=seen))
+
+
+def test_a_query_without_a_key_gives_zero():
+    q, seen = heads(1, 1, 16, 32), causal(16, 16)
+    seen[3] = False
+    out = tt.sdpa(q, q, q, seen)
+    assert torch.equal(out[0, 0, 3], torch.zeros(32))
+    close(out, exact(q, q, q, seen=seen))
 
 
 def test_sdpa_has_the_arguments_of_torch():
     documented = functional.scaled_dot_product_attention.__doc__
-    ours = inspect.signature(tt.sdpa)
-    for name in ours.parameters:
+    for name in inspect.signature(tt.sdpa).parameters:
         assert name in documented
 
 
@@ -64,38 +81,27 @@ def test_sdpa_stands_in_for_torchs_function():
 
 
 def test_sdpa_compiles_as_one_graph():
-    def function(q):
-        return tt.sdpa(q, q, q) + 1
+    def function(q, mask):
+        return functional.scaled_dot_product_attention(q, q, q, attn_mask=mask) + 1
 
-    q = heads(1, 1, 16, 32)
-    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
-    assert torch.equal(compiled(q), function(q))
+    q, mask = heads(1, 1, 16, 32), causal(16, 16)
     with tt.sdpa_replaced():
-        compiled = torch.compile(
-            lambda q: functional.scaled_dot_product_attention(q, q, q) + 1,
-            fullgraph=True,
-            backend="aot_eager",
-        )
-        assert torch.equal(compiled(q), function(q))
+        compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+        for given in (None, mask):
+            assert torch.equal(compiled(q, given), function(q, given))
 
 
 def test_sdpa_does_not_fall_back():
     q = heads(1, 4, 16, 32)
     for options, rule in (
-        ({"dropout_p": 0.1}, "drops no probabilities, got dropout_p=0.1"),
+        ({"dropout_p": 0.1}, "dropout_p is 0: no probabilities are dropped"),
         ({"key": heads(1, 2, 16, 32)}, "as many heads"),
         ({"key": heads(2, 16, 32)}, "as many axes"),
         ({"key": heads(2, 4, 16, 32)}, "axes before the heads are equal"),
-        ({"key": heads(1, 4, 16, 64)}, "D"),
+        ({"key": heads(1, 4, 16, 64)}, "q is B x H x Lq x D"),
+        ({"attn_mask": causal(16, 17)}, r"broadcasts to the scores' shape \(1, 4, 16, 16\)"),
+        ({"attn_mask": causal(16, 16), "is_causal": True}, "attn_mask or is_causal, got both"),
+        ({"attn_mask": heads(16, 16, dtype=torch.float64)}, "bias"),
     ):
-        with pytest.raises(LayoutError, match=rule):
+        with pytest.raises(TileError, match=rule):
             tt.sdpa(**{"query": q, "key": q, "value": q, **options})
-
-
-def test_operators_pass_the_checks_of_torch():
-    q = heads(1, 2, 16, 32)
-    torch.library.opcheck(
-        torch.ops.tilecat.attention_forward.default,
-        (q, q, q, 0.2),
-        test_utils=("test_schema", "test_faketensor"),
-    )

@@ -60,10 +60,11 @@ def _column(code: CodeType, lasti: int) -> int:
 
 
 def is_user_frame(frame: FrameType) -> bool:
-    """Whether a frame runs the user's code; methods that `dataclasses` made for ours do not."""
-    path = frame.f_code.co_filename
+    """Whether a frame runs the user's code: neither methods of our dataclasses, nor torch."""
+    path, module = frame.f_code.co_filename, str(frame.f_globals.get("__name__", ""))
+    if module.startswith("torch."):  # its dispatcher stands between an operator and its caller
+        return False
     if path.startswith("<"):
-        module = str(frame.f_globals.get("__name__", ""))
         if module.startswith("tilecat.") and not module.startswith("tilecat.kernels."):
             return False
     return is_user_file(path)

@@ -1,44 +1,199 @@
-"""`tilecat::attention_forward`."""
+"""`tilecat::attention_forward` and `tilecat::attention_backward`, its gradients."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from .. import attention_call
-from .library import define, torch
+from ..attention_backward_call import attention_backward
+from ..attention_call import attention as attention_forward
+from ..attention_options import Options
+from ..errors import LayoutError
+from .library import define, packed, requires_grad, torch
+from .mods import name_of, restore
+
+# Of both operators, after their tensors q, k, v.
+_OPTIONS = (
+    "Tensor? bias, Tensor? sinks, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor[] tensors, "
+    "float scale, str causal, int? left, int? right, float? softcap, str mods"
+)
+_SINKS = 5  # its place among the arguments of _Attention.forward
 
 
-def attention(q: Any, k: Any, v: Any, *, scale: float | None = None) -> Any:
-    """`softmax(scale q k^T) v` for each head: `tilecat.attention` as an operator of torch.
+def attention(
+    q: Any, k: Any, v: Any, *, causal: bool | str = False,
+    window: tuple[int | None, int | None] | None = None, scale: float | None = None,
+    softcap: float | None = None, bias: Any = None, mask_mod: Any = None, score_mod: Any = None,
+    cu_seqlens_q: Any = None, cu_seqlens_k: Any = None, sinks: Any = None,
+    return_lse: bool = False,
+) -> Any:  # fmt: skip
+    """`tilecat.attention` as an operator of torch: its arguments, but out and lse.
+
+    Gradients are those of q, k, v and sinks; others of bias and of arguments of the functions are
+    refused, and return_lse gives a log-sum-exp that has none. With
+    `torch.use_deterministic_algorithms(True)` gradients have the same bits in every run.
 
     Args:
         q: B x H x Lq x D, bf16 or f16.
         k: B x Hkv x Lk x D; Hkv divides H.
-        v: B x Hkv x Lk x D.
-        scale: of the scores; 1/sqrt(D) if None.
+        v: B x Hkv x Lk x Dv.
+        causal, window, scale, softcap, bias, mask_mod, score_mod, cu_seqlens_q, cu_seqlens_k,
+            sinks, return_lse: see `tilecat.attention`.
 
     Returns:
-        B x H x Lq x D of q's dtype.
+        B x H x Lq x Dv of q's dtype, in memory as q is: (B, Lq, H, Dv) if q's heads lie closer
+        than its rows. Or (that, log-sum-exp).
 
     Raises:
         LayoutError, DTypeError, ResourceError: as `tilecat.attention`.
     """
-    return _forward(q, k, v, q.shape[-1] ** -0.5 if scale is None else float(scale))[0]
+    mods, tensors = name_of(score_mod, mask_mod)
+    out, lse = _forward(
+        q, k, v, bias, sinks, cu_seqlens_q, cu_seqlens_k, tensors,
+        q.shape[-1] ** -0.5 if scale is None else scale, *_edges(causal, window), softcap, mods,
+    )  # fmt: skip
+    return (out, lse) if return_lse else out
 
 
-def _forward_kernel(q: Any, k: Any, v: Any, scale: float) -> Any:
-    return attention_call.attention(q, k, v, scale=scale, return_lse=True)
+def _edges(causal: Any, window: Any) -> tuple[str, int | None, int | None]:
+    """The corner that is causal, if any, and the window's sides.
+
+    Raises:
+        LayoutError: they are no such thing.
+    """
+    if not isinstance(causal, bool | str) or not (
+        window is None or isinstance(window, tuple | list) and len(window) == 2
+    ):
+        Options(causal, window, *[None] * 6).edges()
+    left, right = (None, None) if window is None else window
+    return causal if isinstance(causal, str) else "top-left" * causal, left, right
 
 
-def _forward_fake(q: Any, k: Any, v: Any, scale: float) -> Any:
-    return (
-        q.new_empty((*q.shape[:-1], v.shape[-1])),
-        q.new_empty(q.shape[:-1], dtype=torch.float32),
+def _keywords(
+    bias: Any, sinks: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, tensors: list[Any],
+    scale: float, causal: str, left: int | None, right: int | None, softcap: float | None,
+    mods: str,
+) -> dict[str, Any]:  # fmt: skip
+    """An operator's options as `tilecat.attention` takes them."""
+    score_mod, mask_mod = restore(mods, tensors)
+    return {
+        "causal": causal or False, "scale": scale, "softcap": softcap,
+        "window": None if left is right is None else (left, right),
+        "bias": bias, "mask_mod": mask_mod, "score_mod": score_mod, "sinks": sinks,
+        "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k,
+    }  # fmt: skip
+
+
+def _forward_kernel(q: Any, k: Any, v: Any, *options: Any) -> Any:
+    out = _output(q, v) if q.dim() == v.dim() == 4 else None
+    return attention_forward(q, k, v, out=out, return_lse=True, **_keywords(*options))
+
+
+def _forward_fake(q: Any, k: Any, v: Any, *options: Any) -> Any:
+    return _output(q, v), q.new_empty(q.shape[:-1], dtype=torch.float32)
+
+
+def _output(q: Any, v: Any) -> Any:
+    """[B, H, Lq, Dv], with the heads inside where q has them inside."""
+    batch, heads, length, _ = q.shape
+    if q.stride(1) < q.stride(2):
+        return q.new_empty((batch, length, heads, v.shape[3])).transpose(1, 2)
+    return q.new_empty((batch, heads, length, v.shape[3]))
+
+
+def _backward_kernel(
+    grad: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *options: Any
+) -> tuple[Any, Any, Any]:
+    *options, deterministic = options  # type: ignore[assignment]
+    keywords = _keywords(*options)
+    return attention_backward(  # type: ignore[no-any-return]
+        grad, q, k, v, out, lse, deterministic=deterministic, **keywords
     )
 
 
+def _backward_fake(grad: Any, q: Any, k: Any, v: Any, *more: Any) -> tuple[Any, Any, Any]:
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+class _Attention(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, run: Any, q: Any, k: Any, v: Any, *options: Any) -> tuple[Any, Any]:
+        _check_trains(options)
+        out, lse = run(q, k, v, *options)
+        bias, sinks, cu_seqlens_q, cu_seqlens_k, tensors, *ctx.options = options
+        ctx.save_for_backward(q, k, v, out, lse, bias, sinks, cu_seqlens_q, cu_seqlens_k, *tensors)
+        ctx.mark_non_differentiable(lse)
+        ctx.set_materialize_grads(False)
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any, _: Any) -> tuple[Any, ...]:
+        with torch.no_grad():
+            made = _Attention.gradients(ctx, grad)
+        if not torch.is_grad_enabled():  # as always, but with create_graph=True
+            return made
+        return tuple(x if x is None else _Once.apply(x, grad, *ctx.saved_tensors) for x in made)
+
+    @staticmethod
+    def gradients(ctx: Any, grad: Any) -> tuple[Any, ...]:
+        """By argument of forward; None where none is asked for, or made."""
+        q, k, v, out, lse, bias, sinks, cu_seqlens_q, cu_seqlens_k, *tensors = ctx.saved_tensors
+        grads: list[Any] = [None] * len(ctx.needs_input_grad)
+        if grad is None:
+            return tuple(grads)
+        grads[1:4] = _backward(
+            packed(grad), q, k, v, out, lse, bias, sinks, cu_seqlens_q, cu_seqlens_k, tensors,
+            *ctx.options, torch.are_deterministic_algorithms_enabled(),
+        )  # fmt: skip
+        if ctx.needs_input_grad[_SINKS]:
+            grads[_SINKS] = _grad_sinks(grad, out, lse, sinks)
+        return tuple(grads)
+
+
+class _Once(torch.autograd.Function):  # type: ignore[misc]
+    """A gradient as it is; what it depends on has none through it, and an error says so."""
+
+    @staticmethod
+    def forward(ctx: Any, made: Any, *origins: Any) -> Any:
+        return made.view_as(made)
+
+    @staticmethod
+    def backward(ctx: Any, _: Any) -> Any:
+        raise LayoutError(
+            "attention: gradients have no gradients themselves, got backward through them",
+            hint="F.scaled_dot_product_attention with torch.nn.attention.SDPBackend.MATH has",
+        )
+
+
+def _grad_sinks(grad: Any, out: Any, lse: Any, sinks: Any) -> Any:
+    """A sink's share of each row's softmax times what the row's value would change: no value."""
+    share = torch.exp(sinks[:, None] - lse)
+    return -(share * (grad.float() * out.float()).sum(-1)).sum((0, 2))
+
+
+def _check_trains(options: tuple[Any, ...]) -> None:
+    """Refuses gradients that are not made.
+
+    Raises:
+        LayoutError: a bias, or a tensor of a function, that wants one.
+    """
+    for name, x in (("bias", options[0]), *(("arguments of functions", x) for x in options[4])):
+        if requires_grad(x):
+            raise LayoutError(
+                f"attention: gradients are of q, k, v and sinks, got {name} with requires_grad",
+                hint=f"{name}.detach()" if name == "bias" else "detach() it",
+            )
+
+
 _forward = define(
-    "attention_forward(Tensor q, Tensor k, Tensor v, float scale) -> (Tensor, Tensor)",
+    f"attention_forward(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor, Tensor)",
     _forward_kernel,
     _forward_fake,
+    _Attention,
+    cast=3,
+)
+_backward = define(
+    "attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
+    f"{_OPTIONS}, bool deterministic) -> (Tensor, Tensor, Tensor)",
+    _backward_kernel,
+    _backward_fake,
 )

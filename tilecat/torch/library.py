@@ -1,15 +1,19 @@
 """The library `tilecat` of torch operators: one way to define each, for all that torch does.
 
 An operator is a schema, a kernel on tensors, the same on shapes alone (for torch.compile), and, if
-it has gradients, a `torch.autograd.Function` whose forward calls `below_autograd`. The rules are
-plain kernels of the dispatcher rather than of `torch.library.custom_op`, whose wrappers take
-longer than our launches (docs/torch.md has the figures).
+it has gradients, a `torch.autograd.Function`. The rules are kernels of the dispatcher rather than
+of `torch.library.custom_op` and `register_autograd`, whose Python takes longer than our launches
+(45 us a call that trains against 18, H200's host, torch 2.11). And a plain call in eager mode,
+which nothing but its caller sees, does not go through the dispatcher at all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+
+from ..errors import DTypeError
+from ..runtime.arrays import TENSORS
 
 try:
     import torch
@@ -20,20 +24,27 @@ except ModuleNotFoundError as error:
     ) from error
 
 LIBRARY = torch.library.Library("tilecat", "DEF")
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 DEVICES = ("CPU", "CUDA")  # tensors on the CPU run on the PTX machine
-below_autograd = torch._C._AutoDispatchBelowAutograd
+TENSORS.update((torch.Tensor, torch.nn.Parameter))
 
 
 def define(
-    schema: str, kernel: Callable[..., Any], fake: Callable[..., Any], function: Any = None
-) -> Any:
-    """An operator of torch, callable as `torch.ops.tilecat.NAME.default`, which is returned.
+    schema: str, kernel: Callable[..., Any], fake: Callable[..., Any], function: Any = None,
+    *, cast: int | None = None,
+) -> Callable[..., Any]:  # fmt: skip
+    """Makes the operator `torch.ops.tilecat.NAME`.
 
     Args:
         schema: name, arguments and results as torch's schemas have them.
         kernel: runs it on CPU or CUDA tensors.
         fake: gives empty results of the same shapes, strides and dtypes.
-        function: autograd.Function of the same arguments; None for an operator of no gradients.
+        function: autograd.Function of a function that runs the operator and then its arguments;
+            None for an operator of no gradients.
+        cast: how many arguments take autocast's dtype; None for all that are floats.
+
+    Returns:
+        What calls it.
     """
     name = schema.partition("(")[0]
     LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
@@ -41,24 +52,62 @@ def define(
     for device in DEVICES:
         LIBRARY.impl(name, kernel, device)
     torch.library.register_fake(f"tilecat::{name}", fake, lib=LIBRARY)
-    if function is None:
-        return operator
 
-    def differentiable(*args: Any) -> Any:
-        if torch.is_grad_enabled() and any(requires_grad(arg) for arg in args):
-            return function.apply(*args)
-        with below_autograd():
+    def below_autograd(*args: Any) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
             return operator(*args)
 
-    LIBRARY.impl(name, differentiable, "Autograd")
-    for device in DEVICES:
-        LIBRARY.impl(name, _autocast(operator, device.lower()), f"Autocast{device}")
-    return operator
+    def differentiable(*args: Any) -> Any:
+        return function.apply(below_autograd, *args) if _trains(args) else below_autograd(*args)
+
+    if function is not None:
+        LIBRARY.impl(name, differentiable, "Autograd")
+        for device in DEVICES:
+            LIBRARY.impl(name, _autocast(operator, device.lower(), cast), f"Autocast{device}")
+
+    arrays = [x.name for x in operator._schema.arguments if str(x.type) == "Tensor"]
+
+    def call(*args: Any) -> Any:
+        if torch.compiler.is_compiling() or not _is_plain(args):
+            return operator(*args)
+        for argument, x in zip(arrays, args, strict=False):
+            if type(x) not in TENSORS:
+                raise DTypeError(
+                    f"{name}: {argument} is a tensor of torch, got {type(x).__name__}",
+                    hint="torch.as_tensor(x), or the function of tilecat itself",
+                )
+        if function is not None and _trains(args):
+            return function.apply(kernel, *args)
+        return kernel(*args)
+
+    return call
+
+
+def _is_plain(args: tuple[Any, ...]) -> bool:
+    """Whether no mode, transform, autocast, profiler or subclass of tensors wants to see it."""
+    for x in args:
+        if type(x) not in TENSORS and isinstance(x, torch.Tensor):
+            return False
+    return not (
+        torch._C._len_torch_dispatch_stack()
+        or torch._C._len_torch_function_stack()
+        or torch._C._functorch.peek_interpreter_stack()
+        or torch._C._is_any_autocast_enabled()
+        or torch.autograd._profiler_enabled()
+        or torch.jit.is_tracing()
+    )
+
+
+def _trains(args: tuple[Any, ...]) -> bool:
+    """Whether an argument wants a gradient, and gradients are recorded."""
+    return torch.is_grad_enabled() and any(map(requires_grad, args))
 
 
 def requires_grad(x: Any) -> bool:
-    """Whether an argument of an operator is a tensor that wants a gradient."""
-    return isinstance(x, torch.Tensor) and bool(x.requires_grad)
+    """Whether an argument of an operator is a tensor that wants a gradient, or holds one."""
+    if isinstance(x, torch.Tensor):
+        return bool(x.requires_grad)
+    return isinstance(x, list | tuple) and any(map(requires_grad, x))
 
 
 def packed(grad: Any) -> Any:
@@ -66,7 +115,7 @@ def packed(grad: Any) -> Any:
     return grad if all(grad.stride()) else grad.contiguous()
 
 
-def _autocast(operator: Any, device: str) -> Callable[..., Any]:
+def _autocast(operator: Any, device: str, count: int | None) -> Callable[..., Any]:
     """The rule of torch's own products under autocast: floats become of its dtype."""
 
     def cast(x: Any, dtype: Any) -> Any:
@@ -74,11 +123,8 @@ def _autocast(operator: Any, device: str) -> Callable[..., Any]:
         return x.to(dtype) if floats else x
 
     def rule(*args: Any) -> Any:
-        dtype = torch.get_autocast_dtype(device)
+        dtype, first = torch.get_autocast_dtype(device), args[:count]
         with torch.autocast(device, enabled=False):
-            return operator(*[cast(arg, dtype) for arg in args])
+            return operator(*[cast(arg, dtype) for arg in first], *args[len(first) :])
 
     return rule
-
-
-FLOATS = (torch.float32, torch.bfloat16, torch.float16)

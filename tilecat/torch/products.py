@@ -7,7 +7,7 @@ from typing import Any
 from .. import operators
 from ..errors import DTypeError
 from ..kernels import epilogues
-from .library import below_autograd, define, packed, requires_grad, torch
+from .library import define, packed, requires_grad, torch
 
 RESULT = {
     torch.float8_e4m3fn: torch.bfloat16,
@@ -65,20 +65,19 @@ def _matmul_fake(a: Any, b: Any) -> Any:
 
 class _Matmul(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
-    def forward(ctx: Any, a: Any, b: Any) -> Any:
+    def forward(ctx: Any, run: Any, a: Any, b: Any) -> Any:
         _check_trains("matmul", a, b)
         ctx.save_for_backward(a, b)
-        with below_autograd():
-            return _matmul(a, b)
+        return run(a, b)
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
         a, b = ctx.saved_tensors
         grad = packed(grad)
-        need_a, need_b = ctx.needs_input_grad
+        _, need_a, need_b = ctx.needs_input_grad
         grad_a = _matmul(grad, b.mT).sum_to_size(a.shape) if need_a else None
         grad_b = _matmul(a.mT, grad).sum_to_size(b.shape) if need_b else None
-        return grad_a, grad_b
+        return None, grad_a, grad_b
 
 
 # ---- linear
@@ -100,21 +99,20 @@ def _linear_fake(x: Any, weight: Any, bias: Any) -> Any:
 
 class _Linear(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
-    def forward(ctx: Any, x: Any, weight: Any, bias: Any) -> Any:
+    def forward(ctx: Any, run: Any, x: Any, weight: Any, bias: Any) -> Any:
         _check_trains("linear", x, weight)
         ctx.save_for_backward(x, weight)
-        with below_autograd():
-            return _linear(x, weight, bias)
+        return run(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
         x, weight = ctx.saved_tensors
-        need_x, need_weight, need_bias = ctx.needs_input_grad
+        _, need_x, need_weight, need_bias = ctx.needs_input_grad
         rows = packed(grad).reshape(-1, grad.shape[-1])
         grad_x = _matmul(rows, weight).view(x.shape) if need_x else None
         inputs = x.reshape(-1, x.shape[-1])
         grad_weight = _matmul(rows.mT, inputs) if need_weight else None
-        return grad_x, grad_weight, rows.sum(0) if need_bias else None
+        return None, grad_x, grad_weight, rows.sum(0) if need_bias else None
 
 
 def _check_trains(name: str, *operands: Any) -> None:

@@ -6,9 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from torch.nn.attention.bias import CausalBias, CausalVariant
+
 from ..errors import LayoutError
 from .attention import attention
 from .library import torch
+
+_CORNERS = {CausalVariant.UPPER_LEFT: "top-left", CausalVariant.LOWER_RIGHT: "bottom-right"}
 
 
 def sdpa(
@@ -18,32 +22,47 @@ def sdpa(
     """`torch.nn.functional.scaled_dot_product_attention` by `tilecat.torch.attention`.
 
     Args:
-        query: (..., H, Lq, D); two axes are one head, three are a batch of one head each.
+        query: (..., H, Lq, D), bf16 or f16; two axes are one head, three a batch of one head each.
         key: (..., Hkv, Lk, D).
         value: (..., Hkv, Lk, Dv).
-        attn_mask, is_causal: not supported yet.
+        attn_mask: broadcast to (..., H, Lq, Lk): bool, True where a key is seen, or a float that
+            is added; or a bias of `torch.nn.attention.bias`, which needs no memory.
         dropout_p: 0: no other is supported.
+        is_causal: query i sees keys up to i.
         scale: of the scores; 1/sqrt(D) if None.
         enable_gqa: whether Hkv may be less than H and divide it.
 
     Returns:
-        (..., H, Lq, Dv) of query's dtype.
+        (..., H, Lq, Dv) of query's dtype. A query that sees no key gives 0.
 
     Raises:
         LayoutError: what is not supported: nothing else computes it in its place.
         DTypeError: other dtypes than bf16 and f16.
     """
-    if dropout_p:
-        raise LayoutError(
-            f"sdpa: drops no probabilities, got dropout_p={dropout_p}",
-            hint="dropout_p=0.0; of a model from transformers, attention_dropout=0.0",
-        )
-    if attn_mask is not None or is_causal:
-        raise LayoutError("sdpa: sees all keys, got attn_mask or is_causal")
-    _check_shapes(query, key, value, enable_gqa)
+    refuse_dropout("sdpa: dropout_p", dropout_p)
+    if not query.shape[:-2] == key.shape[:-2] == value.shape[:-2] or query.ndim != 4:
+        _check_shapes(query, key, value, enable_gqa)
+    causal: bool | str = is_causal
+    if attn_mask is not None:
+        causal, attn_mask = _mask(query, key, attn_mask, is_causal)
+    if query.ndim == 4:
+        return attention(query, key, value, causal=causal, scale=scale, bias=attn_mask)
     heads = [_four(x) for x in (query, key, value)]
-    out = attention(*heads, scale=scale)
-    return out if query.dim() == 4 else out.reshape(*query.shape[:-1], value.shape[-1])
+    out = attention(*heads, causal=causal, scale=scale, bias=attn_mask)
+    return out.reshape(*query.shape[:-1], value.shape[-1])
+
+
+def refuse_dropout(name: str, probability: float) -> None:
+    """Probabilities are kept.
+
+    Raises:
+        LayoutError: they are not to be.
+    """
+    if probability:
+        raise LayoutError(
+            f"{name} is 0: no probabilities are dropped, got {probability}",
+            hint="of a model from transformers, attention_dropout=0.0 in its config",
+        )
 
 
 def _check_shapes(query: Any, key: Any, value: Any, enable_gqa: bool) -> None:
@@ -61,11 +80,57 @@ def _check_shapes(query: Any, key: Any, value: Any, enable_gqa: bool) -> None:
         )
 
 
+def _mask(query: Any, key: Any, mask: Any, is_causal: bool) -> tuple[bool | str, Any]:
+    """The causal corner of a mask, or what is added to scores.
+
+    Raises:
+        LayoutError: is_causal beside it, or a shape that does not broadcast.
+    """
+    if is_causal:
+        raise LayoutError(
+            "sdpa: attn_mask or is_causal, got both",
+            hint="attn_mask & torch.ones(Lq, Lk, dtype=torch.bool, device=...).tril()",
+        )
+    if isinstance(mask, CausalBias):
+        return _CORNERS[mask.variant], None
+    lead, lengths = tuple(query.shape[:-2]), (query.shape[-2], key.shape[-2])
+    mask = added(mask, (*lead, *lengths), query.dtype)
+    if len(lead) == 2 or mask.ndim == 2:
+        return False, mask
+    heads = lead[1:][-1:] or (1,)  # without batches, heads are batches of one head
+    return False, mask.expand(*lead, *mask.shape[-2:]).reshape(-1, *heads, *mask.shape[-2:])
+
+
+def added(mask: Any, scores: tuple[int, ...], dtype: Any) -> Any:
+    """What a mask adds to scores, of 2 axes or more, the last of full length.
+
+    Args:
+        mask: bool, True where a key is seen, or what is added already.
+        scores: shape that it broadcasts to.
+        dtype: of what is made of bool.
+
+    Raises:
+        LayoutError: it does not.
+    """
+    got = tuple(mask.shape)
+    short = scores[max(0, len(scores) - len(got)) :]
+    fits = 0 < len(got) <= len(scores) and all(
+        x in (1, y) for x, y in zip(got, short, strict=True)
+    )
+    if not fits:
+        raise LayoutError(f"sdpa: attn_mask broadcasts to the scores' shape {scores}, got {got}")
+    if mask.dtype == torch.bool:
+        mask = torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, -torch.inf)
+    if mask.ndim < 2 or got[-1] != scores[-1]:
+        mask = mask.expand(*got[:-2], *(got[-2:-1] or (1,)), scores[-1])
+    return mask.float() if mask.shape[-2] == 1 else mask
+
+
 def _four(x: Any) -> Any:
     """(batch, heads, length, dim)."""
-    if x.dim() == 4:
+    if x.ndim == 4:
         return x
-    return x.reshape(-1, *x.shape[-3:]) if x.dim() > 4 else x.reshape(-1, 1, *x.shape[-2:])
+    return x.reshape(-1, *x.shape[-3:]) if x.ndim > 4 else x.reshape(-1, 1, *x.shape[-2:])
 
 
 @contextmanager

@@ -1,0 +1,199 @@
+"""`tilecat.torch.attention`: gradients, functions of scores, and what torch's compiler sees."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch_exact import causal, close, double, exact, heads, once_supported  # noqa: E402
+
+import tilecat as tc  # noqa: E402
+import tilecat.torch as tt  # noqa: E402
+from tilecat.errors import LayoutError, TileError  # noqa: E402
+
+GRAD = 2.0**-6
+
+
+def qkv(queries=40, keys=72, dim=32, groups=1, grad=True, **more):
+    shapes = (1, 2, queries, dim), (1, groups, keys, dim), (1, groups, keys, dim)
+    return [heads(*shape, seed=i, grad=grad, **more) for i, shape in enumerate(shapes)]
+
+
+def near(at, distance):
+    return abs(at.queries - at.keys) <= distance
+
+
+@pytest.mark.parametrize(
+    ("options", "seen"),
+    [
+        ({}, None),
+        ({"causal": True, "scale": 0.3}, causal(40, 72)),
+        ({"causal": "bottom-right"}, causal(40, 72, from_end=True)),
+    ],
+    ids=["all", "top-left", "bottom-right"],
+)
+def test_gradients_are_those_of_float64(options, seen):
+    given, grad = qkv(), heads(1, 2, 40, 32, seed=9)
+    out = tt.attention(*given, **options)
+    with once_supported():
+        out.backward(grad)
+    wide = double(*given)
+    expected = exact(*wide, scale=options.get("scale"), seen=seen)
+    expected.backward(grad.double())
+    close(out, expected)
+    for mine, other in zip(given, wide, strict=True):
+        close(mine.grad, other.grad, GRAD)
+
+
+def test_out_lies_as_q_does():
+    q = heads(1, 40, 2, 32).transpose(1, 2)
+    out, lse = tt.attention(q, q, q, return_lse=True)
+    assert out.transpose(1, 2).is_contiguous() and lse.shape == (1, 2, 40)
+    close(out, exact(q, q, q))
+
+
+def test_a_bias_is_added_and_has_no_gradient():
+    given, bias = qkv(), heads(2, 40, 72, seed=5)
+    out = tt.attention(*given, bias=bias)
+    with pytest.raises(LayoutError, match="got bias with requires_grad"):
+        tt.attention(*given, bias=bias.clone().requires_grad_())
+    with once_supported():
+        out.sum().backward()
+    wide = double(*given)
+    exact(*wide, added=bias).sum().backward()
+    close(given[2].grad, wide[2].grad, GRAD)
+
+
+def test_sinks_have_a_gradient():
+    given, sinks = qkv(), heads(2, dtype=torch.float32, grad=True)
+    out, grad = tt.attention(*given, sinks=sinks), heads(1, 2, 40, 32, seed=3)
+    with once_supported():
+        out.backward(grad)
+    *wide, wide_sinks = double(*given, sinks)
+    exact(*wide, sinks=wide_sinks).backward(grad.double())
+    close(sinks.grad, wide_sinks.grad, GRAD)
+    close(given[1].grad, wide[1].grad, GRAD)
+
+
+def test_functions_of_scores_pass_through_the_operator():
+    q, k, v = qkv(grad=False)
+    slopes = torch.tensor([0.5, 0.25])
+    distance = (torch.arange(40)[:, None] - torch.arange(72)).abs()
+    options = {"score_mod": (tc.score_mods.alibi, slopes), "mask_mod": (near, 20)}
+    expected = exact(q, k, v, added=-distance * slopes[:, None, None], seen=distance <= 20)
+    close(tt.attention(q, k, v, **options), expected)
+    compiled = torch.compile(
+        lambda q, k, v, slopes: tt.attention(
+            q, k, v, score_mod=(tc.score_mods.alibi, slopes), mask_mod=(near, 20)
+        ),
+        fullgraph=True,
+        backend="aot_eager",
+    )
+    close(compiled(q, k, v, slopes), expected)
+    with pytest.raises(LayoutError, match="got arguments of functions with requires_grad"):
+        q.requires_grad_()
+        tt.attention(q, k, v, score_mod=(tc.score_mods.alibi, slopes.requires_grad_()))
+    with pytest.raises(LayoutError, match="tensors and numbers, got str"):
+        tt.attention(q, k, v, mask_mod=(near, "far"))
+
+
+def test_functions_of_one_name_are_told_apart():
+    def limit(distance):
+        def near(at):
+            return abs(at.queries - at.keys) <= distance
+
+        return near
+
+    q, k, v = qkv(grad=False)
+    distance = (torch.arange(40)[:, None] - torch.arange(72)).abs()
+    for far in (3, 30):
+        close(tt.attention(q, k, v, mask_mod=limit(far)), exact(q, k, v, seen=distance <= far))
+
+
+def test_operators_pass_the_checks_of_torch():
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
+    options = (None, None, None, None, [], 0.2, "", None, None, None, "")
+    for grad in (False, True):
+        given = qkv(16, 24, grad=grad)
+        forward = torch.ops.tilecat.attention_forward.default
+        torch.library.opcheck(forward, (*given, *options), test_utils=checks)
+    with torch.no_grad():
+        out, lse = forward(*given, *options)
+        torch.library.opcheck(
+            torch.ops.tilecat.attention_backward.default,
+            (out, *(x.detach() for x in given), out, lse, *options, False),
+            test_utils=("test_schema", "test_faketensor"),
+        )
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiles_as_one_graph_forward_and_backward(dynamic):
+    def loss(q, k, v):
+        return tt.attention(q * 2, k, v).float().square().sum()
+
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    for queries in (16, 24):
+        given, plain = qkv(queries, 24), qkv(queries, 24)
+        compiled(*given).backward()
+        loss(*plain).backward()
+        for mine, other in zip(given, plain, strict=True):
+            assert torch.equal(mine.grad, other.grad)
+
+
+def test_autocast_computes_in_its_dtype():
+    given = qkv(16, 24, dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = tt.attention(*given)
+    assert out.dtype == torch.bfloat16
+    out.float().sum().backward()
+    wide = double(*given)
+    exact(*wide).sum().backward()
+    assert given[0].grad.dtype == torch.float32
+    close(given[2].grad, wide[2].grad, GRAD)
+
+
+def test_a_checkpoint_recomputes_the_same_gradients():
+    given, plain = qkv(16, 24), qkv(16, 24)
+    torch.utils.checkpoint.checkpoint(tt.attention, *given, use_reentrant=False).sum().backward()
+    tt.attention(*plain).sum().backward()
+    for mine, other in zip(given, plain, strict=True):
+        assert torch.equal(mine.grad, other.grad)
+
+
+def test_deterministic_algorithms_reach_the_backward(monkeypatch):
+    module = tt.attention.__globals__
+    backward, asked = module["attention_backward"], []
+
+    def noted(*args, deterministic, **options):
+        asked.append(deterministic)
+        return backward(*args, **options)
+
+    monkeypatch.setitem(module, "attention_backward", noted)
+    for wanted in (False, True):
+        torch.use_deterministic_algorithms(wanted)
+        try:
+            tt.attention(*qkv(16, 24)).sum().backward()
+        finally:
+            torch.use_deterministic_algorithms(False)
+    assert asked == [False, True]
+
+
+def test_bad_input_names_the_rule():
+    q, k, v = qkv(16, 24)
+    with pytest.raises(LayoutError, match="causal is False, True"):
+        tt.attention(q, k, v, causal="left")
+    with pytest.raises(LayoutError, match="causal is False, True"):
+        tt.attention(q, k, v, causal=[1])
+    with pytest.raises(LayoutError, match=r"window is \(left, right\)"):
+        tt.attention(q, k, v, window=7)
+    with pytest.raises(TileError, match="k is a tensor of torch, got ndarray"):
+        tt.attention(q, k.detach().float().numpy(), v)
+    with pytest.raises(TileError, match="q is B x H x Lq x D"):
+        tt.attention(q, k, v[:, :, :3])
+    with pytest.raises(TileError, match="bf16 or f16"):
+        tt.attention(q.float(), k.float(), v.float())
+    out = tt.attention(q, k, v)
+    (grad,) = torch.autograd.grad(out.sum(), q, create_graph=True)
+    with pytest.raises(LayoutError, match="gradients have no gradients"):
+        (grad.sum() + out.sum()).backward()

@@ -1,0 +1,73 @@
+"""What tests of `tilecat.torch` share: random tensors, and float64 to compare with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from tilecat.errors import LayoutError
+
+BF16 = 2.0**-7
+
+
+def heads(*shape: int, seed: int = 0, dtype=torch.bfloat16, grad: bool = False, device="cpu"):
+    """Normal random numbers."""
+    made = torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
+    return made.to(device, dtype).requires_grad_(grad)
+
+
+def close(got, expected, rounding: float = BF16) -> None:
+    """Within a rounding of the norm and of the largest element; a NaN is never close."""
+    got, expected = got.detach().double(), expected.detach().double()
+    assert got.shape == expected.shape
+    difference = got - expected
+    assert difference.norm() <= rounding * expected.norm() + 1e-30
+    assert difference.abs().max() <= 4 * rounding * expected.abs().max() + 1e-30
+
+
+def double(*tensors):
+    """The same tensors in float64, as leaves that want the same gradients."""
+    return [x.detach().double().requires_grad_(x.requires_grad) for x in tensors]
+
+
+def exact(q, k, v, scale=None, seen=None, added=None, sinks=None):
+    """Attention in float64, differentiable.
+
+    Args:
+        q, k, v: heads of k and v divide those of q.
+        scale: 1/sqrt(D) if None.
+        seen: bool, which keys are; added: to the scores.
+        sinks: one score a head.
+    """
+    q, k, v = (x.double() for x in (q, k, v))
+    group = q.shape[1] // k.shape[1]
+    k, v = (x.repeat_interleave(group, 1) for x in (k, v))
+    scores = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
+    scores = scores if added is None else scores + added.double()
+    scores = scores if seen is None else scores.masked_fill(~seen, -torch.inf)
+    columns = scores.shape[-1]
+    if sinks is not None:
+        sink = sinks.double()[None, :, None, None].expand(*scores.shape[:-1], 1)
+        scores = torch.cat((scores, sink), -1)
+    highest = scores.detach().amax(-1, keepdim=True).clamp(min=-1e30)
+    weights = torch.exp(scores - highest)
+    return weights[..., :columns] @ v / weights.sum(-1, keepdim=True).clamp(min=1e-300)
+
+
+def causal(queries: int, keys: int, from_end: bool = False):
+    """Which keys a query sees that sees none behind its own."""
+    return torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries if from_end else 0)
+
+
+@contextmanager
+def once_supported() -> Iterator[None]:
+    """Around what the backward may not know yet: its refusal is an expected failure."""
+    try:
+        yield
+    except LayoutError as error:
+        if "not supported yet" in error.message:
+            pytest.xfail(error.message)
+        raise
