@@ -82,6 +82,14 @@ def test_do_bench_of_one_function_gives_its_times(torch):
     assert torch.flushes == 0
 
 
+def test_do_bench_warms_for_seconds_that_do_not_count(torch, monkeypatch):
+    clock, calls = iter(range(100)), []
+    monkeypatch.setattr(testing.time, "perf_counter", lambda: float(next(clock)))
+    found = testing.do_bench(lambda: calls.append(0), warmup=1, warm_s=5.0, repeats=4)
+    assert len(found.samples_us) == 4
+    assert len(calls) == 1 + 4 + 4  # the clock ticks once a round, and starts at 0
+
+
 def test_do_bench_stops_after_its_budget(torch):
     found = testing.do_bench(lambda: None, repeats=100, budget_s=0.0)
     assert len(found.samples_us) == testing.MIN_ROUNDS

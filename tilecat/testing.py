@@ -97,6 +97,7 @@ def do_bench(
     fns: Function | Sequence[Function],
     *,
     warmup: int = 3,
+    warm_s: float = 0.0,
     repeats: int = 20,
     flush_l2: bool = True,
     quantiles: Sequence[float] = (0.1, 0.9),
@@ -109,6 +110,8 @@ def do_bench(
     Args:
         fns: a function, or several to compare.
         warmup: rounds that are not counted (at least one, which compiles and loads).
+        warm_s: seconds for which such rounds go on at least, after the first: power lowers the
+            clock of a busy GPU within some tenths of one.
         repeats: rounds that are.
         flush_l2: write 256 MB before each timed call, so that it finds its inputs in memory.
         quantiles: fractions to report beside the median.
@@ -130,6 +133,9 @@ def do_bench(
         for function in functions:
             function()
     torch.cuda.synchronize()
+    started = time.perf_counter()
+    while time.perf_counter() - started < warm_s:
+        _round(torch, functions, scratch, 0)
     samples: list[list[float]] = [[] for _ in functions]
     started = time.perf_counter()
     for number in range(repeats):

@@ -29,7 +29,8 @@ TABLES = ("gemm", "attention", "depth", "grid", "order", "host", "configs")
 ALL = ("host", "depth", "grid", "order", "gemm", "attention")  # the quick and telling ones first
 METHOD = (
     "Random normal bf16 inputs; result checked against float64 before it is timed; functions of a "
-    "row interleaved, each round starting with another; before each call the device idles 0.1 ms "
+    "row interleaved, each round starting with another, after 0.25 s of rounds that do not count "
+    "(power lowers the clock meanwhile); before each call the device idles 0.1 ms "
     f"and {FLUSH_BYTES >> 20} MB are written (L2 flush); CUDA events around each call on the "
     "current stream; microseconds, median and quantiles over rounds; ratio = peer's time over ours."
 )

@@ -12,6 +12,7 @@ from ..kernels import KernelSpec, Shape
 from ..testing import Times, do_bench, ratio
 
 Report = Callable[[float, float], None]
+WARM_S = 0.25  # of rounds before those that count: an H200's clock has settled
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,7 @@ class Session:
         times = do_bench(
             list(functions.values()),
             warmup=self.warmup,
+            warm_s=min(WARM_S, self.share_s / 4),
             repeats=self.repeats,
             budget_s=self.share_s / 2,
         )

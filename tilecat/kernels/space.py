@@ -143,4 +143,5 @@ GEMM_SPACE = Space(
     legal=_gemm_legal,
     same=_gemm_same,
     micros=gemm_micros,
+    depths=3,
 )
