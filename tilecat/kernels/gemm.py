@@ -42,10 +42,13 @@ def order_of(tensor, k_last):
     return k_last
 
 
-def require_params(args, epilogue, tile_m, cache, needs):
+def require_params(args, epilogue, tile_m, cache, stacked, needs):
     """Rules of parameters; and of further arguments, `needs` besides those of the epilogue."""
     tc.require(isinstance(tile_m, int) and tile_m > 0 and tile_m % 64 == 0,
                f"matmul: tile_m is a multiple of 64, got {tile_m=}")  # fmt: skip
+    tc.require(isinstance(stacked, int) and stacked > 0 and tile_m % (64 * stacked) == 0,
+               f"matmul: tile_m is a multiple of 64 rows times stacked, got {tile_m=}, {stacked=}",
+               hint="stacked=1")  # fmt: skip
     tc.require(isinstance(cache, tuple) and len(cache) == 3,
                f"matmul: cache has a priority of A, B and C each, got {cache=}",
                hint='cache=("evict_first", "", "")')  # fmt: skip
@@ -129,6 +132,11 @@ def first_of(task, row, tile_m, tile_n, groups):
     return (*task.batch, first + row * 64, task.col * tile_n)
 
 
+def rows_of(pipe, each, consumers, pingpong):
+    """Numbers of a consumer's tiles of 64 rows in a task's."""
+    return range(each) if pingpong else [pipe.consumer + i * consumers for i in range(each)]
+
+
 def place_in(C, task, place, n, row, groups):
     """Where a tile of 64 rows goes; of a group, nowhere beyond the group's rows."""
     if not groups:
@@ -140,8 +148,8 @@ def place_in(C, task, place, n, row, groups):
 def matmul(A: gl[TA, ..., "M", "K"], B: gl[TB, ..., "K", "N"], C: inout[TC, ..., "M", "N"], *args,
            tile_m=128, tile_n=256, tile_k=0, stages=4, group=8, cluster=1, order="grouped",
            epilogue=(), second=False, block_scales=False, groups=False, split_k=1, stream_k=1,
-           persistent=True, pingpong=False, pairs=False, cache=("", "", ""), wide_k=False,
-           exclusive=False, oversized=False):  # fmt: skip
+           persistent=True, pingpong=False, stacked=1, cache=("", "", ""), pairs=False,
+           wide_k=False, collectors="", early_a=False, exclusive=False, oversized=False):
     """C = epilogue(A @ B), fp32 sums (s32 of s8).
 
     Args:
@@ -152,28 +160,30 @@ def matmul(A: gl[TA, ..., "M", "K"], B: gl[TB, ..., "K", "N"], C: inout[TC, ...,
         order: of tiles: grouped, snake (`group` block rows), row, column; or what makes a schedule.
         epilogue: steps; with `second`, the first takes both tiles. cache: L2 priorities of A, B, C.
         split_k: parts of K; stream_k: of tiles of the last wave. persistent: or one task a CTA.
-        pingpong: consumers take tiles in turn.
-        pairs, wide_k, exclusive, oversized: of `tc.lcf`, for Blackwell and Rubin.
+        pingpong: consumers take tiles in turn. stacked: a consumer's tiles of 64 rows, of one B.
+        pairs, wide_k, collectors, early_a, exclusive, oversized: of `tc.lcf`, for Blackwell, Rubin.
     """
-    require_params(args, epilogue, tile_m, cache, 2 * groups + second + 2 * block_scales)
+    require_params(args, epilogue, tile_m, cache, stacked, 2 * groups + second + 2 * block_scales)
     n, tile_k = tile_m // 64, tile_k or STEP_BYTES // A.dtype.nbytes
+    each, consumers = (n, 2) if pingpong else (stacked, n // stacked)
     tasks, shared, args = tasks_of(A, B, C, args, tile_m=tile_m, tile_n=tile_n, tile_k=tile_k,
                                    group=group, cluster=cluster, groups=groups, order=order,
                                    split_k=split_k, stream_k=stream_k, pingpong=pingpong,
                                    block_scales=block_scales, one=persistent and not second)
-    pipe = tc.lcf(consumers=2 if pingpong else n, stages=stages, tasks=tasks,
-                  steps=tc.cdiv(A.cols, tile_k), cluster=tasks.cluster, persistent=persistent,
-                  pingpong="tasks" if pingpong else False, pairs=pairs, wide_k=wide_k,
+    pipe = tc.lcf(consumers=consumers, stages=stages, tasks=tasks, steps=tc.cdiv(A.cols, tile_k),
+                  pingpong="tasks" if pingpong else False, cluster=tasks.cluster, pairs=pairs,
+                  persistent=persistent, wide_k=wide_k, collectors=collectors, early_a=early_a,
                   exclusive=exclusive, oversized=oversized)  # fmt: skip
     more, *args = args if second else (None, *args)
-    a = pipe.input(st[multiplied_as(A), 64, tile_k, order_of(A, "row")], count=n)
+    a = pipe.input(st[multiplied_as(A), 64, tile_k, order_of(A, "row")], count=n,
+                   ring="a" if early_a else "stage")  # fmt: skip
     b = pipe.input(st[multiplied_as(B), tile_k, tile_n, order_of(B, "col")])
     b2 = pipe.input(st[multiplied_as(B), tile_k, tile_n, order_of(more, "col")]) if second else None
     scales, args = BlockScales.take(pipe, args, C, n, tile_n) if block_scales else ((), args)
-    columns = epilogues.Columns(epilogue, 2 if pingpong else n, tile_n)
+    columns = epilogues.Columns(epilogue, consumers, tile_n)
     c = pipe.output(st[C.dtype, 64, tile_n])
-    tiles = sums_of(pipe, s32 if A.dtype == s8 else f32, tile_n, 1 + second, n if pingpong else 1)
-    rows = (lambda: range(n)) if pingpong else (lambda: (pipe.consumer,))
+    tiles = sums_of(pipe, s32 if A.dtype == s8 else f32, tile_n, 1 + second, each)
+    rows = partial(rows_of, pipe, each, consumers, pingpong)
 
     @pipe.load
     def _(task, k):
@@ -184,10 +194,7 @@ def matmul(A: gl[TA, ..., "M", "K"], B: gl[TB, ..., "K", "N"], C: inout[TC, ...,
     if scales:
         scales.add_steps(pipe, tiles[0][0], a, b)
     else:
-
-        @pipe.compute
-        def _(task, k):
-            mma_step(tiles, a, rows(), (b, b2))
+        pipe.compute(lambda task, k: mma_step(tiles, a, rows(), (b, b2)))
 
     @pipe.finish
     def _(task):

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from ..arch import ARCHS, TensorForm
 from ..errors import DTypeError, LayoutError
-from ..ir import Access, Effect, Op, Scope, Value, attribute, operand
+from ..ir import Access, Block, Effect, Op, Scope, Value, attribute, operand, region
 from ..layouts import MatrixDescriptor, matrix_descriptor
 from ..ptx import instructions as ptx
 from ..ptx import tensor as ptx_tensor
@@ -28,6 +28,8 @@ TENSOR_FORMS: tuple[TensorForm, ...] = tuple(
 # descriptors are uniform in the warp; of one thread by its number it makes a loop around each
 # product that moves its operands to uniform registers.
 ISSUERS = (Scope.THREAD, Scope.WARP)
+# Registers with an operand's descriptor at a step; at None, with what those of all steps share.
+Made = dict[tuple[Value, int | None], str]
 
 
 def check_tensor_extents(
@@ -203,32 +205,95 @@ class TensorMma(Op):
             Effect(Access.ASYNC_WRITE, self.acc, "async"),
         )
 
+    @property
+    def steps(self) -> range:
+        """Where its instructions begin, in units of 32 bytes of K."""
+        return range(0, self.descriptors()[0].num_k_steps, 1 + self.wide_k)
+
     def emit(self, w: Any) -> None:
         """One `tcgen05.mma` a K step."""
-        form, (left, right) = self.form, self.descriptors()
-        steps = range(0, left.num_k_steps, 1 + self.wide_k)
-        each = [w.instruction_descriptor(self.instruction(step)) for step in steps]
-        a_base, b_base = (w.operand_base(tile, d) for tile, d in ((self.a, left), (self.b, right)))
+        made: Made = {}
+        self.begin(w, made)
+        for step in self.steps:
+            self.issue(w, made, step)
+
+    def begin(self, w: Any, made: Made) -> None:
+        """What all steps' descriptors begin with, where it is not made."""
+        for tile, descriptor in zip((self.a, self.b), self.descriptors(), strict=True):
+            if (tile, None) not in made:
+                made[tile, None] = w.operand_base(tile, descriptor)
+
+    def issue(self, w: Any, made: Made, step: int, collectors: str = "") -> None:
+        """The `tcgen05.mma` of one step, with descriptors where they are not made."""
+        form, what = self.form, w.instruction_descriptor(self.instruction(step))
         sums, issuer = w.text(w.address(self.acc)), w.issuer(self.scope)
-        for step, what in zip(steps, each, strict=True):
-            a, b = w.operand(a_base, left, step), w.operand(b_base, right, step)
-            accumulate = w.predicate(True if step else self.accumulate)
-            if not form.block:
-                text = ptx_tensor.mma(form.kind, sums, a, b, what, accumulate, ctas=self.ctas)
-                w.line(text, issuer)
-                continue
-            w.need_version("8.8")  # of .block16 and .block32
-            places = self._scale(w, self.scale_a, step), self._scale(w, self.scale_b, step)
-            text = ptx_tensor.mma_scaled(
-                form.kind, form.block, sums, a, b, what, places, accumulate, ctas=self.ctas
-            )
+        for tile, descriptor in zip((self.a, self.b), self.descriptors(), strict=True):
+            if (tile, step) not in made:
+                made[tile, step] = w.operand(made[tile, None], descriptor, step)
+        a, b = made[self.a, step], made[self.b, step]
+        accumulate = w.predicate(True if step else self.accumulate)
+        if not form.block:
+            kind = f"{form.kind}{collectors}"
+            text = ptx_tensor.mma(kind, sums, a, b, what, accumulate, ctas=self.ctas)
             w.line(text, issuer)
+            return
+        w.need_version("8.8")  # of .block16 and .block32
+        places = self._scale(w, self.scale_a, step), self._scale(w, self.scale_b, step)
+        kind = f"{form.kind}.block_scale.block{form.block}{collectors}"
+        text = ptx_tensor.mma_scaled(kind, sums, a, b, what, places, accumulate, ctas=self.ctas)
+        w.line(text, issuer)
 
     def _scale(self, w: Any, scale: Value | None, step: int) -> str:
         """The address of the word with a K step's scales."""
         assert scale is not None and isinstance(scale.type, TensorScalesType), "checked in infer"
         word, _ = place_of(self.form, step)
         return str(w.text(w.address(scale), word * scale.type.word_columns))
+
+
+@dataclass(eq=False)
+class Collected(Op):
+    """Products, one K step of each in turn; an operand that neighbours share is read once.
+
+    Args:
+        products: `TensorMma`s of equal depth, nothing else.
+        collectors: whose collector keeps an operand from one instruction to the next: "a", "b".
+    """
+
+    scopes: ClassVar[tuple[Scope, ...]] = ISSUERS
+    products: Block = region()
+    collectors: str = attribute()
+
+    @property
+    def parts(self) -> list[TensorMma]:
+        """Its products."""
+        return [op for op in self.products.ops if isinstance(op, TensorMma)]
+
+    def emit(self, w: Any) -> None:
+        """`tcgen05.mma` with `.collector::x::fill`, `use` and `lastuse`."""
+        parts = self.parts
+        made: Made = {}
+        for part in parts:
+            part.begin(w, made)
+        for step in parts[0].steps:
+            for index, part in enumerate(parts):
+                w.at(part.loc)
+                part.issue(w, made, step, self._uses(index))
+
+    def _uses(self, index: int) -> str:
+        """Modifiers of a product: its collectors take an operand over, keep it, or both."""
+        parts, found = self.parts, ""
+        for which in self.collectors:
+            near = [index > 0 and shares(parts[index - 1], parts[index], which)]
+            near.append(index + 1 < len(parts) and shares(parts[index], parts[index + 1], which))
+            use = {(False, True): "fill", (True, True): "use", (True, False): "lastuse"}
+            if any(near):
+                found += f".collector::{which}::{use[near[0], near[1]]}"
+        return found
+
+
+def shares(one: TensorMma, other: TensorMma, which: str) -> bool:
+    """Whether two products have the same tile as A ("a") or as B ("b")."""
+    return getattr(one, which) is getattr(other, which)
 
 
 @dataclass(eq=False)
@@ -239,6 +304,8 @@ class Commit(Op):
         barriers: the mbarriers.
         index: which of them.
         ranks: CTAs of the cluster whose mbarrier arrives, as bits; None for this one.
+        early_a: when all of them have read their A, which may then be overwritten; it says nothing
+            of B and of the sums.
     """
 
     verb: ClassVar[str] = "mma_commit"
@@ -246,6 +313,7 @@ class Commit(Op):
     barriers: Value = operand()
     index: Operand = operand()
     ranks: Operand | None = operand(default=None)
+    early_a: bool = attribute(default=False)
 
     def infer(self) -> tuple[TileType, ...]:
         """Nothing; who waits on the barrier is told of products."""
@@ -260,11 +328,14 @@ class Commit(Op):
         """`tcgen05.commit`."""
         address, issuer = w.barrier(self.barriers, self.index), w.issuer(self.scope)
         if self.ranks is None:
-            w.line(ptx_tensor.commit(address, ctas=w.cta_group), issuer)
+            w.line(ptx_tensor.commit(address, ctas=w.cta_group, early_a=self.early_a), issuer)
             return
         mask = w.new("b16", "ranks")
         w.line(ptx.alu("cvt.u16.u32", mask, w.src(self.ranks, "u32")))
-        w.line(ptx_tensor.commit_multicast(address, mask, ctas=w.cta_group), issuer)
+        text = ptx_tensor.commit_multicast(
+            address, mask, ctas=w.cta_group, early_a=self.early_a
+        )
+        w.line(text, issuer)
 
 
 @dataclass(eq=False)

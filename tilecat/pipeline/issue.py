@@ -13,11 +13,12 @@ for the next task but one, and go on as on other chips.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..builder import add, current
 from ..errors import ArchError, LayoutError, ScopeError, TileError
-from ..ir import Block, Scope
+from ..ir import Block, Scope, Value
 from ..language.control import otherwise, range_, when
 from ..language.functions import empty, fill
 from ..language.scalars import binary, named, operand_of
@@ -36,8 +37,10 @@ from ..language.values import RegTile
 from ..ops.mma_tensor import Commit, ElectIssuer, TensorMma
 from ..ops.sync import AllocBarriers, Arrive, barrier_of
 from ..ops.tensor import ROWS, AllocTensor, FreeTensorMemory, LoadTensor
-from ..tiles import ScalesType, TensorTileType, rt
+from ..ops.views import storage
+from ..tiles import RegTileType, ScalesType, TensorTileType, rt
 from . import pairs
+from .collectors import collect, reads_only_a
 from .member import Member
 from .ring import WARPGROUP_THREADS, Party, Ring, Visit, visiting
 from .sharing import sharers
@@ -56,14 +59,28 @@ class Accumulator(RegTile):
     Attributes:
         op: the tiles of all consumers.
         issuing: the tile of the consumer whose products are traced, or None.
+        waiting: what loads it, where it is still in tensor memory; its first use does.
     """
 
-    __slots__ = ("op", "issuing")
+    __slots__ = ("op", "issuing", "waiting", "_value")
 
     def __init__(self, tile: RegTile, op: AllocTensor):
+        self.waiting: Callable[[Accumulator], None] | None = None
         super().__init__(tile.value)
         self.op = op
         self.issuing: TensorTile | None = None
+
+    @property
+    def value(self) -> Value:  # type: ignore[override]
+        """Its registers, loaded."""
+        load, self.waiting = self.waiting, None
+        if load is not None:
+            load(self)
+        return self._value
+
+    @value.setter
+    def value(self, value: Value) -> None:
+        self._value = value
 
     @property
     def sums(self) -> RegTile | TensorTile:
@@ -101,6 +118,25 @@ class SumsRing(Ring):
         """Nothing: the arrivals are known from the start."""
 
 
+def most_held(block: Block, tiles: list[Value]) -> int:
+    """Registers of tiles, as many as are in use at a time: from first to last use in a block."""
+    spans: dict[Value, tuple[int, int]] = {}
+    for at, op in enumerate(block.walk()):
+        for value in op.operands():
+            tile = storage(value)[0]
+            if tile in tiles:
+                spans[tile] = (spans.get(tile, (at, at))[0], at)
+    counts = [
+        sum(_registers(tile) for tile, (a, b) in spans.items() if a <= at <= b)
+        for at, _ in spans.values()
+    ]
+    return max(counts, default=0)
+
+
+def _registers(tile: Value) -> int:
+    return tile.type.registers if isinstance(tile.type, RegTileType) else 0
+
+
 class Issue(Party):
     """The warp that issues a role's products.
 
@@ -117,6 +153,7 @@ class Issue(Party):
         self.ring: SumsRing | None = None
         self.products: list[TensorMma] = []  # of a step
         self.obstacle: TileError | None = None  # why they cannot be traced
+        self.registers = 0  # of a consumer's sums, as many as are in use at a time
         turns = role.alternate or getattr(self.pipe, "pingpong", False)
         if self.pipe.template != "lcf" or turns:
             raise ArchError(
@@ -183,10 +220,7 @@ class Issue(Party):
                 raise self.obstacle
             pairs.split(self.pipe, self.products, self.paired)
             facts["cta_group"] = pairs.CTAS
-        used = sum(columns_of(acc.op) for acc in self.accumulators)
-        buffers = 2 if 2 * used + beside <= most_columns(whole) else 1
-        for acc in self.accumulators:
-            acc.op.copies *= buffers
+        buffers = self._buffers(most_columns(whole) - beside)
         settle(whole)
         self.ring = SumsRing(buffers, self, self.role.warpgroups, pair=self.pipe.pairs)
         facts.update(tensor_columns=whole.columns, accumulator_buffers=buffers)
@@ -212,6 +246,16 @@ class Issue(Party):
 
     def _inputs(self) -> list[Slots]:
         return [slots for some in self.pipe.slots.values() for slots in some]
+
+    def _buffers(self, most: int) -> int:
+        """Makes room for two tasks' sums if there is any."""
+        for acc in self.accumulators:
+            acc.op.copies *= 2
+        if sum(columns_of(acc.op) for acc in self.accumulators) <= most:
+            return 2
+        for acc in self.accumulators:
+            acc.op.copies //= 2
+        return 1
 
     def _attempt(self) -> bool:
         """Whether products can be traced, those of two consumers as one if `paired`.
@@ -267,9 +311,13 @@ class Issue(Party):
                 with visiting(pipe.rings, visit):
                     for some in inputs:
                         some.touch()
+                    start = len(visit.block.ops)
                     self._products(task, step, step > 0, ring.stage)
+                early = self._read_early(visit, start)
+                if pipe.controls.collectors:
+                    collect(visit.block, start, pipe.controls.collectors)
                 for some in visit.rings:
-                    self._give_back(some)
+                    self._give_back(some, some in early)
             ring.publish()
         self._stop()
 
@@ -296,8 +344,26 @@ class Issue(Party):
         first = named(binary("mul", stage, count), "sums_first")
         return view_of(acc.op, operand_of(named(binary("add", first, place), "sums_tile")))
 
-    def _give_back(self, ring: Ring) -> None:
-        """The stage of an input is empty when the products that read it are done."""
+    def _read_early(self, visit: Visit, start: int) -> list[Ring]:
+        """Rings that have A alone, where A goes back before its products are done.
+
+        Raises:
+            ScopeError: A has no ring of its own.
+        """
+        if not self.pipe.controls.early_a:
+            return []
+        found = [r for r in visit.rings if reads_only_a(visit.block, start, r.tiles)]
+        if not found:
+            raise ScopeError(
+                "lcf: early_a=True gives A back before B, from a ring of its own, got "
+                f"A and B in the ring {visit.rings[0].name}",
+                loc=self.pipe.loc,
+                hint='a = pipe.input(..., ring="a")',
+            )
+        return found
+
+    def _give_back(self, ring: Ring, early: bool) -> None:
+        """The stage of an input is empty when the products that read it are done, or have read."""
         if self not in ring.readers:
             ring.readers.append(self)
         ranks: Any = pairs.BOTH if ring.pair else None
@@ -305,28 +371,50 @@ class Issue(Party):
             bit = binary("shl", 1, rank)
             ranks = bit if ranks is None else binary("or", ranks, bit)
         mask = None if ranks is None else operand_of(ranks)
-        add(Commit(ring.empty.result, operand_of(ring.stage), mask))
+        add(Commit(ring.empty.result, operand_of(ring.stage), mask, early))
         barrier_of(ring.empty.result).tensor = False  # who loads does nothing in tensor memory
         ring.advance()
 
     # ---- the consumers' side
 
     def load(self, steps: Any) -> None:
-        """A consumer's sums into its registers; zeros where there were no steps."""
-        ring, consumer = self._sums, self.role.consumer
-        ring.wait()
-        count = self.role.warpgroups
-        place = consumer
+        """A consumer's sums into its registers; zeros where there were no steps.
+
+        Of several, each but the first is loaded where `finish` first uses it, so that those used
+        one after the other take the same registers.
+        """
+        self._sums.wait()
+        visit = Visit(self, current().block, Scope.WARPGROUP, "task")
+
+        def load(acc: Accumulator) -> None:
+            with visit.ahead():
+                self._load(acc, steps)
+
+        for acc in self.accumulators[1:]:
+            acc.waiting = load
+        self._load(self.accumulators[0], steps)
+
+    def _load(self, acc: Accumulator, steps: Any) -> None:
+        """One of a consumer's sums; behind the last the tensor memory is free."""
+        count, place, stage = self.role.warpgroups, self.role.consumer, self._sums.stage
         if self.paired:
-            count, place = count // 2, named(binary("shr", consumer, 1), "pair")
+            count, place = count // 2, named(binary("shr", place, 1), "pair")
         with when(steps > 0):
-            for acc in self.accumulators:
-                tile = self._tile(acc, ring.stage, place if count > 1 else 0, count)
-                add(LoadTensor(tile, acc.value, self.paired))
+            tile = self._tile(acc, stage, place if count > 1 else 0, count)
+            add(LoadTensor(tile, acc.value, self.paired))
         with otherwise():
-            for acc in self.accumulators:
-                fill(acc, 0.0 if acc.dtype.is_float else 0)
-        ring.release()
+            fill(acc, 0.0 if acc.dtype.is_float else 0)
+        if not any(other.waiting for other in self.accumulators):
+            self._sums.release()
+
+    def leave(self) -> None:
+        """A consumer, behind finish: tensor memory is free, used or not."""
+        waiting = [acc for acc in self.accumulators if acc.waiting]
+        for acc in waiting:
+            acc.waiting = None
+        if waiting:
+            self._sums.release()
+        self.registers = most_held(current().block, [acc.value for acc in self.accumulators])
 
     def end(self) -> None:
         """Consumers, behind their last task: tensor memory goes back."""

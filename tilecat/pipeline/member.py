@@ -23,6 +23,17 @@ class Member(int):
         member.paired = paired
         return member
 
+    def __add__(self, other: int) -> Member:  # type: ignore[override]
+        """The number of a tile further on: of a pair, of two in a row."""
+        return Member.of(int(self) + int(other), paired=self.paired)
+
+    __radd__ = __add__  # type: ignore[assignment]
+
+    @property
+    def last(self) -> int:
+        """The number of its last tile."""
+        return int(self) + self.paired
+
     def tile_of(self, alloc: AllocShared) -> SharedTileType | SharedVecType:
         """The type of its tile of an input.
 

@@ -372,7 +372,7 @@ class Pipeline:
 
     def _even(self, launch: int) -> bool:
         """Whether roles whose products others issue have enough in an even share of registers."""
-        held = [sum(a.type.registers for a in issue.accumulators) for issue in self.issues]
+        held = [issue.registers for issue in self.issues]
         return bool(held) and max(held) + BESIDE_TILES <= launch
 
     @contextmanager

@@ -415,13 +415,13 @@ def accesses(block: Block, rings: list[Ring], *, proxy: str) -> bool:
     tiles = {id(value) for ring in rings for value in ring.tiles}
     kinds = (Access.READ,) if proxy == "generic" else (Access.ASYNC_READ,)
     return any(
-        effect.access in kinds and id(_root(effect.value)) in tiles
+        effect.access in kinds and id(root(effect.value)) in tiles
         for op in block.walk()
         for effect in op.effects()
     )
 
 
-def _root(value: Value) -> Value:
+def root(value: Value) -> Value:
     """The allocation behind a view of a view."""
     op: Op | None = value.op
     while op is not None and op.operands() and isinstance(

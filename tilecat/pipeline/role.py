@@ -182,6 +182,8 @@ class Role(Party):
             else:
                 self._steps(task)
             self._finish(task)
+            if self.issue is not None:
+                self.issue.leave()
         for output in self.outputs:
             output.drain()
         if self.issue is not None:

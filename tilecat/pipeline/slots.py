@@ -52,8 +52,9 @@ class Slots:
 
     def __getitem__(self, index: Any) -> Slot:
         """Tile `index` of the current stage."""
-        if isinstance(index, int) and not 0 <= index < self.count:
-            raise LayoutError(f"{self.name}: {self.count} tiles a stage, got index={index}")
+        last = index.last if isinstance(index, Member) else index
+        if isinstance(index, int) and not 0 <= index <= last < self.count:
+            raise LayoutError(f"{self.name}: {self.count} tiles a stage, got index={last}")
         return Slot(self, index)
 
     def halve(self, axis: int) -> None:

@@ -176,6 +176,10 @@ class Lcf(Consumers):
             of A and one half of B's columns, which it loads with `multicast="col"`.
         wide_k: products of e4m3 and e5m2 read 64 bytes of K at a time, not 32 (sm_107a); their sums
             have 128 rows, of two consumers, and steps of K are multiples of 64.
+        collectors: "a", "b" (sm_107a) or "ab": tiles that products of a step share, one after the
+            other, are read once: the tile of B of two accumulators or of two pairs of consumers.
+        early_a: a ring that has A alone is given back when A has been read, B and the sums later
+            (sm_107a): `a = pipe.input(..., ring="a")`.
         exclusive: no other CTA of the SM has tensor memory, and this one up to 576 columns
             (sm_107a).
         oversized: shared memory up to 327 KiB a CTA (sm_107a), for deeper rings.
@@ -315,7 +319,8 @@ class Roles(_Stores):
 def lcf(
     *, consumers: int, stages: int, tasks: Schedule, steps: Any, pingpong: bool | str = False,
     cluster: int = 1, blocks_per_sm: int = 1, persistent: bool = True, pairs: bool = False,
-    wide_k: bool = False, exclusive: bool = False, oversized: bool = False,
+    wide_k: bool = False, collectors: str = "", early_a: bool = False, exclusive: bool = False,
+    oversized: bool = False,
     registers: int | None = None,
 ) -> Lcf:  # fmt: skip
     """A load-compute-finish pipeline (see `Lcf`).
@@ -326,7 +331,8 @@ def lcf(
         "lcf", consumers=consumers, stages=stages, tasks=tasks, steps=steps, pingpong=pingpong,
         cluster=cluster, blocks_per_sm=blocks_per_sm, persistent=persistent, registers=registers,
         controls=Controls(
-            pairs=pairs, wide_k=wide_k, exclusive=exclusive, oversized=oversized
+            pairs=pairs, wide_k=wide_k, collectors=collectors, early_a=early_a,
+            exclusive=exclusive, oversized=oversized,
         ),
     )  # fmt: skip
 

@@ -62,17 +62,20 @@ def fence_after() -> str:
 def mma(
     kind: str, sums: str, a: str, b: str, what: str, accumulate: str, *, ctas: int
 ) -> str:  # fmt: skip
-    """`D = A*B + D`, issued by one thread; a and b are descriptors (9.7.16.10.9.1)."""
+    """`D = A*B + D`, issued by one thread; a and b are descriptors (9.7.16.10.9.1).
+
+    Behind the kind may stand collectors, A's before B's.
+    """
     return f"tcgen05.mma.cta_group::{ctas}.kind::{kind} [{sums}], {a}, {b}, {what}, {accumulate};"
 
 
 def mma_scaled(
-    kind: str, block: int, sums: str, a: str, b: str, what: str, scales: tuple[str, str],
-    accumulate: str, *, ctas: int,
+    kind: str, sums: str, a: str, b: str, what: str, scales: tuple[str, str], accumulate: str,
+    *, ctas: int,
 ) -> str:  # fmt: skip
-    """The same with a scale for each `block` elements of K, in tensor memory (9.7.16.10.9.1)."""
+    """The same with scales in tensor memory: the kind goes on `.block_scale.block16` or 32."""
     return (
-        f"tcgen05.mma.cta_group::{ctas}.kind::{kind}.block_scale.block{block} [{sums}], {a}, {b}, "
+        f"tcgen05.mma.cta_group::{ctas}.kind::{kind} [{sums}], {a}, {b}, "
         f"{what}, [{scales[0]}], [{scales[1]}], {accumulate};"
     )
 
@@ -82,16 +85,19 @@ def copy_scales(target: str, source: str, *, ctas: int) -> str:
     return f"tcgen05.cp.cta_group::{ctas}.32x128b.warpx4 [{target}], {source};"
 
 
-def commit(barrier: str, *, ctas: int) -> str:
-    """One arrival, when all the thread's tcgen05.mma so far are done (9.7.16.12.1)."""
-    where = f"tcgen05.commit.cta_group::{ctas}.mbarrier::arrive::one.shared::cluster.b64"
-    return f"{where} [{barrier}];"
+def commit(barrier: str, *, ctas: int, early_a: bool = False) -> str:
+    """One arrival, when all the thread's tcgen05.mma so far are done (9.7.16.12.1).
+
+    Early, when they have read A from shared memory (sm_107a).
+    """
+    return f"{_commit(ctas, early_a)}.b64 [{barrier}];"
 
 
-def commit_multicast(barrier: str, ranks: str, *, ctas: int) -> str:
+def commit_multicast(barrier: str, ranks: str, *, ctas: int, early_a: bool = False) -> str:
     """The same, on the barriers of the CTAs of a 16-bit mask (9.7.16.12.1)."""
-    return (
-        f"tcgen05.commit.cta_group::{ctas}.mbarrier::arrive::one.shared::cluster"
-        ".multicast::cluster.b64 "
-        f"[{barrier}], {ranks};"
-    )
+    return f"{_commit(ctas, early_a)}.multicast::cluster.b64 [{barrier}], {ranks};"
+
+
+def _commit(ctas: int, early_a: bool) -> str:
+    early = ".sync_restrict::shared::read::mma::a" if early_a else ""
+    return f"tcgen05.commit.cta_group::{ctas}.mbarrier::arrive::one{early}.shared::cluster"
