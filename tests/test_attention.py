@@ -235,3 +235,85 @@ def test_scale_of_a_wider_head_is_its_own():
     q, k, v = operands(1, 1, 1, 20, 30, 40)
     out = tc.attention(q, k, v)
     np.testing.assert_array_equal(out, tc.attention(q, k, v, scale=1 / math.sqrt(40)))
+
+
+# ---- packed batches
+
+LENGTHS = ([130, 0, 1, 70, 64], [40, 30, 0, 200, 64])
+
+
+def sequences(dim=64, heads=4, groups=2, seed=0):
+    """q, k, v of sequences one after another, and where they begin."""
+    starts = [np.cumsum([0, *lengths]).astype(np.int32) for lengths in LENGTHS]
+    q = normal(starts[0][-1], heads, dim, seed=seed)
+    k, v = (normal(starts[1][-1], groups, dim, seed=seed + n) for n in (1, 2))
+    return (q, k, v), starts
+
+
+@pytest.mark.parametrize("causal, window", [(False, None), (True, None), ("bottom-right", (50, 3))])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_sequences_of_several_lengths(causal, window, seed):
+    (q, k, v), starts = sequences(seed=3 * seed)
+    out, lse = np.full(q.shape, np.nan, BF16), np.full((4, len(q)), np.nan, np.float32)
+    tc.attention(
+        q, k, v, causal=causal, window=window, cu_seqlens_q=starts[0], cu_seqlens_k=starts[1],
+        out=out, lse=lse,
+    )  # fmt: skip
+    for number in range(len(LENGTHS[0])):
+        rows, keys = (slice(*s[number : number + 2]) for s in starts)
+        visible = seen(LENGTHS[0][number], LENGTHS[1][number], causal, window or (None, None))
+        alone = (x.swapaxes(0, 1)[None] for x in (q[rows], k[keys], v[keys]))
+        wanted, wanted_lse = reference.attention(
+            *alone, None, lambda s, visible=visible: np.where(visible, s, -np.inf)
+        )
+        reference.assert_close(out[rows].swapaxes(0, 1)[None], wanted, BF16)
+        reference.assert_close(lse[None, :, rows], wanted_lse, np.float32)
+
+
+def test_mods_of_packed_sequences_see_positions_in_them_and_rows_of_all():
+    (q, k, v), starts = sequences()
+    weights = normal(len(k), dtype=np.float32, seed=8)
+
+    def mod(s, at, weights, factor):
+        return s + at.of_keys(weights) - tc.cast(abs(at.queries - at.keys), tc.f32) * factor
+
+    out = tc.attention(
+        q, k, v, score_mod=(mod, weights, 0.1), cu_seqlens_q=starts[0], cu_seqlens_k=starts[1]
+    )
+    for number in (0, 3, 4):
+        rows, keys = (slice(*s[number : number + 2]) for s in starts)
+        distance = np.abs(np.arange(LENGTHS[0][number])[:, None] - np.arange(LENGTHS[1][number]))
+        alone = (x.swapaxes(0, 1)[None] for x in (q[rows], k[keys], v[keys]))
+        wanted, _ = reference.attention(
+            *alone, None, lambda s, d=distance, w=weights[keys]: s + w - d * 0.1
+        )
+        reference.assert_close(out[rows].swapaxes(0, 1)[None], wanted, BF16)
+
+
+S32 = np.int32
+WRONG_STARTS = {
+    "one": (dict(cu_seqlens_q=np.array([0, 9], S32)), LayoutError, "both .* got no cu_seqlens_k"),
+    "axes": (dict(cu_seqlens_q=np.zeros((2, 2), S32), cu_seqlens_k=np.zeros((2, 2), S32)),
+             LayoutError, "cu_seqlens_q has one axis"),
+    "count": (dict(cu_seqlens_q=np.array([0, 9], S32), cu_seqlens_k=np.array([0, 3, 9], S32)),
+              LayoutError, r"cu_seqlens_k has the shape sequences \+ 1 = \(2,\) here, got \(3,\)"),
+    "dtype": (dict(cu_seqlens_q=np.array([0, 9]), cu_seqlens_k=np.array([0, 9])), DTypeError,
+              "cu_seqlens_q"),
+    "beyond": (dict(cu_seqlens_q=np.array([0, 99], S32), cu_seqlens_k=np.array([0, 9], S32)),
+               LayoutError, "cu_seqlens_q ascends from 0 to at most the 30 rows there are"),
+    "falling": (dict(cu_seqlens_q=np.array([0, 9, 3], S32), cu_seqlens_k=np.array([0, 3, 9], S32)),
+                LayoutError, r"ascends .* got \[0, 9, 3\]"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG_STARTS)
+def test_bad_starts_are_refused(name):
+    options, kind, message = WRONG_STARTS[name]
+    with pytest.raises(kind, match=message):
+        tc.attention(Q[0].swapaxes(0, 1), K[0].swapaxes(0, 1), K[0].swapaxes(0, 1), **options)
+
+
+def test_packed_batches_have_three_axes():
+    starts = np.array([0, 9], S32)
+    with pytest.raises(LayoutError, match="with cu_seqlens q has 3 axes .* got shape"):
+        tc.attention(Q, K, K, cu_seqlens_q=starts, cu_seqlens_k=starts)

@@ -46,7 +46,11 @@ def attention(
         mask_mod: `f(at, *args)`, a function of `tc.score_mods`' kind that says which keys are seen,
             or a tuple of one and its run-time arguments, tensors and numbers.
         score_mod: `f(s, at, *args)`, or a tuple: a tile of scores in, one out.
-        cu_seqlens_q, cu_seqlens_k: not supported yet.
+        cu_seqlens_q, cu_seqlens_k: s32 [sequences + 1]: where sequences of several lengths begin
+            in q, out and in k, v, ascending from 0, the last their end. q is total x H x D then, k
+            and v total_k x Hkv x D and Dv, out total x H x Dv, lse H x total; positions count from
+            a sequence's first query and key, tensors of mods have total and total_k for Lq and Lk.
+            Rows of k and v behind a sequence must be finite, though nobody sees them.
         sinks: f32 [H]: a score of each head that takes part in the softmax, and has no value.
         out: B x H x Lq x Dv of q's dtype to write, or None to allocate it.
         lse: f32 B x H x Lq to write the log-sum-exp to, or None.
@@ -65,9 +69,8 @@ def attention(
 
     Example: `y = tc.attention(q, k, v, causal=True, window=(1023, None))`
     """
-    if cu_seqlens_q is not None or cu_seqlens_k is not None:
-        raise LayoutError("attention: sequences of several lengths are not supported yet")
-    options = Options(causal, window, scale, softcap, bias, mask_mod, score_mod, sinks)
+    starts = None if cu_seqlens_q is cu_seqlens_k is None else (cu_seqlens_q, cu_seqlens_k)
+    options = Options(causal, window, scale, softcap, bias, mask_mod, score_mod, sinks, starts)
     key = options.key(q, k, v, out, lse)
     found = again(key, q, k, v, out, lse) or _run(key, q, k, v, out, lse, options)
     return found if return_lse else found[0]
@@ -82,43 +85,82 @@ def _run(
     key: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, options: Options
 ) -> tuple[Any, Any]:
     """Checks, chooses, launches; output and log-sum-exp."""
+    given = q
+    if options.starts is not None:
+        q, k, v = (_heads_first(name, x) for name, x in (("q", q), ("k", k), ("v", v)))
     query, keys, value = view(q), view(k), view(v)
     batch, heads, queries, length = shape = _check_shapes(query, keys, value)
+    starts = options.sequences(queries, length)
     scale = query.shape[3] ** -0.5 if options.scale is None else options.scale
     check_positive("scale", scale, SCALE_HINT)
     edges, args = options.edges()
     mods, more = options.mods(shape)
-    rows, columns = (batch, heads, queries), value.shape[3]
-    makers = allocator(q, (*rows, columns), query.dtype), allocator(q, rows, "f32")
-    if out is not None:
-        check_array("out", out, (*rows, columns), (query.dtype,), "B x H x Lq x Dv")
-    if lse is not None:
-        check_array("lse", lse, rows, ("f32",), "B x H x Lq")
-    out, lse = makers[0]() if out is None else out, makers[1]() if lse is None else lse
-    if length == 0 or value.shape[3] == 0:
-        return _without_keys(out, lse, options)
+    columns = value.shape[3]
+    makers, (out, lse) = _results(given, (batch, heads, queries, columns), out, lse, bool(starts))
+    whole = (_heads_first("out", out), lse[None]) if starts else (out, lse)
+    if length == 0 or columns == 0:
+        whole[0][...] = 0
+        whole[1][...] = -math.inf if options.sinks is None else options.sinks[None, :, None]
+        return out, lse
     uneven = (edges.left or edges.right) and queries > 1
-    arguments = (q, k, v, out, lse, float(scale), *args, *more)
+    long = -(-queries // max(view(starts[0]).shape[0] - 1, 1)) if starts else queries
+    fixed = {"edges": edges, "mods": mods, "packed": bool(starts)}
+    arguments = (q, k, v, *whole, float(scale), *starts, *args, *more)
     while True:
-        params = choose(query.shape[3], columns, queries, uneven, _eased.get((edges, mods), 0))
+        params = choose(query.shape[3], columns, long, uneven, _eased.get((edges, mods), 0))
         try:
-            kernel(*arguments, edges=edges, mods=mods, **params)
+            kernel(*arguments, **fixed, **params)
             break
         except ResourceError as error:
             if not is_short(error) or params["tile_k"] <= NARROWEST:
                 raise
             _eased[edges, mods] = _eased.get((edges, mods), 0) + 1
     if key is not None:
-        movable = kernel.movable(*arguments, edges=edges, mods=mods, **params)
-        remember(key, movable, makers, arguments)
+        remember(key, kernel.movable(*arguments, **fixed, **params), makers, arguments)
     return out, lse
 
 
-def _without_keys(out: Any, lse: Any, options: Options) -> tuple[Any, Any]:
-    """Results where no key is there: 0, and the log-sum-exp of nothing, or of the sinks."""
-    out[...] = 0
-    lse[...] = -math.inf if options.sinks is None else options.sinks[None, :, None]
-    return out, lse
+def _heads_first(name: str, x: Any) -> Any:
+    """A packed batch, rows x heads x dim, as 1 x heads x rows x dim: a view.
+
+    Raises:
+        LayoutError: other than 3 axes.
+    """
+    shape = tuple(view(x).shape)
+    if len(shape) != 3:
+        raise LayoutError(
+            f"attention: with cu_seqlens {name} has 3 axes (rows of all sequences, heads, dim), "
+            f"got shape {shape}"
+        )
+    return x.swapaxes(0, 1)[None]
+
+
+def _results(
+    like: Any, shape: tuple[int, int, int, int], out: Any, lse: Any, packed: bool
+) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
+    """What allocates results, and the results: those given, or new.
+
+    Args:
+        like: q, as given.
+        shape: B, H, Lq, Dv.
+        out, lse: given, or None.
+        packed: whether they have no axis of batches, and out has its heads behind its rows.
+
+    Raises:
+        LayoutError: what is given has another shape.
+        DTypeError: or another dtype.
+    """
+    batch, heads, queries, columns = shape
+    dtype = view(like).dtype
+    rows = (heads, queries) if packed else (batch, heads, queries)
+    whole = (queries, heads, columns) if packed else shape
+    names = ("total x H x Dv", "H x total") if packed else ("B x H x Lq x Dv", "B x H x Lq")
+    if out is not None:
+        check_array("out", out, whole, (dtype,), names[0])
+    if lse is not None:
+        check_array("lse", lse, rows, ("f32",), names[1])
+    makers = allocator(like, whole, dtype), allocator(like, rows, "f32")
+    return makers, (makers[0]() if out is None else out, makers[1]() if lse is None else lse)
 
 
 def _check_shapes(query: ArrayView, keys: ArrayView, value: ArrayView) -> tuple[int, int, int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import reprlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,6 +22,7 @@ from .runtime.arrays import ArrayView, view
 SCALES = (2.0**-149, float(np.finfo(np.float32).max))  # positive and finite in f32
 ALIGNED = {False: False, True: False, "top-left": False, "bottom-right": True}
 FLOATS = ("f32", "bf16", "f16")
+NAMES = ("cu_seqlens_q", "cu_seqlens_k")
 HALVES = ("bf16", "f16")
 
 
@@ -36,14 +38,42 @@ class Options:
     mask_mod: Any
     score_mod: Any
     sinks: Any
+    starts: tuple[Any, Any] | None
 
     def key(self, *tensors: Any) -> tuple[Any, ...] | None:
         """What a call depends on beside the addresses of q, k, v, out and lse."""
         return key_of(
             tensors,
             (self.causal, self.window, self.scale, self.softcap, self.bias, self.mask_mod,
-             self.score_mod, self.sinks),
+             self.score_mod, self.sinks, self.starts),
         )  # fmt: skip
+
+    def sequences(self, rows: int, key_rows: int) -> tuple[Any, ...]:
+        """Where sequences of queries and of keys begin; () without.
+
+        Args:
+            rows, key_rows: of the packed batch.
+
+        Raises:
+            LayoutError: one without the other, of several sequences, or (in CPU memory) starts that
+                do not ascend from 0 to the last row.
+            DTypeError: other than s32.
+        """
+        if self.starts is None:
+            return ()
+        for name, value, ends in zip(NAMES, self.starts, (rows, key_rows), strict=True):
+            if value is None:
+                raise LayoutError(f"attention: takes both {' and '.join(NAMES)}, got no {name}")
+            shape = tuple(getattr(self.starts[0], "shape", ()))
+            if len(shape) != 1 or shape[0] < 1:
+                raise LayoutError(
+                    f"attention: {name} has one axis, one longer than there are sequences, got "
+                    f"{value!r}"
+                )
+            array = check_array(name, value, shape, ("s32",), "sequences + 1")
+            if array.device == "cpu":
+                _check_starts(name, np.asarray(value), ends)
+        return self.starts
 
     def edges(self) -> tuple[Edges, list[int]]:
         """What the kernel knows of the edges while tracing, and their arguments.
@@ -104,6 +134,14 @@ class Options:
             args += more
         score = _chain(steps) if len(steps) > 1 else next(iter(steps), None)
         return Mods(self.softcap is not None, score, mask, self.sinks is not None), args
+
+
+def _check_starts(name: str, starts: np.ndarray, rows: int) -> None:
+    if starts[0] != 0 or (np.diff(starts) < 0).any() or starts[-1] > rows:
+        raise LayoutError(
+            f"attention: {name} ascends from 0 to at most the {rows} rows there are, got "
+            f"{reprlib.repr(starts.tolist())}"
+        )
 
 
 def _is_int(value: Any) -> bool:

@@ -19,29 +19,17 @@ from __future__ import annotations
 import tilecat as tc
 from tilecat import DTypeVar, bf16, f16, f32, gl, rt, rv, st
 
-from ..language.scalars import minimum_of
-from .attention_scores import LOG2_E, Edges, Mods, maximum_of
+from .attention_scores import LOG2_E, Edges, Mods, clamp, tasks_of
 from .score_mods import At
 
 T = DTypeVar("T", bf16, f16)
-L2_BYTES = 32 << 20  # of K and V to work on at a time; an H200 has 60 MB (h200-peers.md), in halves
 ALL, PLAIN = Edges(), Mods()
 LOWEST = -1e30  # where maxima start: finite, for with -inf a block of -inf scores would give NaN
 
 
-def tasks_of(order, Q, K, tall, dims):
-    """Tiles of `tall` queries in order: sequence, longest, or what a function makes of them."""
-    tiles, group = tc.cdiv(Q.size(2), tall), Q.size(1) // K.size(1)
-    if order != "longest":
-        make = tc.sequence_first if order == "sequence" else order
-        return make(tiles, Q.size(1), Q.size(0))
-    heads = maximum_of(L2_BYTES // (K.dtype.nbytes * dims) // K.size(2), 1)
-    return tc.longest_first(tiles, Q.size(1), Q.size(0), planes=heads * group)
-
-
-def clamp(x, low, high):
-    """An s32 scalar, low at least and high at most, but not below low."""
-    return maximum_of(minimum_of(x, high), low)
+def place_of(sight, task, tall, consumer):
+    """Where a consumer's queries begin in Q: batch, head, row."""
+    return task.batch, task.head, sight.of(task).first_query + task.tile * tall + consumer * 64
 
 
 class Consumer:
@@ -56,12 +44,13 @@ class Consumer:
     """
 
     def __init__(self, pipe, tiles, registers, sight, mods):
-        self.pipe, self.sight, self.mods = pipe, sight, mods
+        self.pipe, self.all_keys, self.mods = pipe, sight, mods
         self.q, self.k, self.v = tiles
         self.s, self.p, self.o, self.m, self.l = registers
 
     def task(self, task, row, steps):
         """All key blocks of 64 queries from `row` on: those at an edge are masked."""
+        self.sight = self.all_keys.of(task)
         edges, (low, end) = self.sight.edges, self.sight.whole(row, row + 64)
         own_low, own_behind = self.sight.blocks(row, row + 64)
         start = clamp(task.behind - own_behind, 0, steps - 1) if edges.right else 0
@@ -133,7 +122,8 @@ class Consumer:
         """
         s, m, unit = self.s, self.m, self.mods.unit
         col = (task.behind - 1 - step) * self.sight.tile_k
-        at = At(s, task.batch, task.head, row, col, row, col)
+        at = At(s, task.batch, task.head, row, col, row + self.sight.first_query,
+                col + self.sight.first_key)  # fmt: skip
         self.mods.apply(s, at)
         self.mods.hide(s, at)
         if masked:
@@ -151,22 +141,23 @@ def attention_forward(Q: gl[T, "B", "H", "Lq", "Dqk"], K: gl[T, "B", "Hkv", "Lk"
                       V: gl[T, "B", "Hkv", "Lk", "Dv"], O: gl[T, "B", "H", "Lq", "Dv"],
                       LSE: gl[f32, "B", "H", "Lq"], scale: f32, *args, dim=128, dim_v=128,
                       tile_k=128, consumers=2, stages=2, pingpong=False, order="sequence",
-                      persistent=True, edges=ALL, mods=PLAIN):  # fmt: skip
+                      persistent=True, edges=ALL, mods=PLAIN, packed=False):  # fmt: skip
     """O = softmax(mods(scale Q K^T)) V, LSE = ln sum exp(mods(scale Q K^T)). Hkv divides H.
 
     Args:
         Q, K, V, O, LSE, scale: see `tc.attention`; Lk is positive.
-        args: of the edges (left, right: s32), of the mods (soft cap: f32, sinks: f32 [H], those of
-            the functions).
+        args: where sequences begin, if packed (of queries, of keys: s32 [sequences + 1]); of the
+            edges (left, right: s32); of the mods (soft cap: f32, sinks: f32 [H], the functions').
         dim, dim_v: columns of tiles: Dqk and Dv, or more: multiples of 16.
         tile_k: keys a block. consumers: tiles of 64 queries a task. stages: blocks of K and of V.
-        pingpong: consumers take turns. order: of tasks. persistent: or one task a CTA.
-        edges, mods: what tracing knows of them.
+        pingpong: consumers take turns. order: `tasks_of`. persistent: or one task a CTA.
+        edges, mods: what tracing knows of them. packed: B is 1, sequences lie one after another.
     """
-    tall, queries, args = 64 * consumers, Q.size(2), list(args)
-    sight = edges.sight(args, tile_k, queries, K.size(2))
+    tall, args = 64 * consumers, list(args)
+    starts = (args.pop(0), args.pop(0)) if packed else ()
+    sight = edges.sight(args, tile_k, Q.size(2), K.size(2))
     mods = mods.take(args, scale)
-    tasks = sight.within(tasks_of(order, Q, K, tall, dim + dim_v), tall, queries)
+    tasks = sight.within(tasks_of(order, Q, K, tall, starts, dim + dim_v), tall)
     pipe = tc.lcf(consumers=consumers, stages=stages, tasks=tasks, steps=1, pingpong=pingpong,
                   persistent=persistent)  # fmt: skip
     q = pipe.scratch(st[Q.dtype, 64, dim])
@@ -176,28 +167,33 @@ def attention_forward(Q: gl[T, "B", "H", "Lq", "Dqk"], K: gl[T, "B", "Hkv", "Lk"
     s, p = tc.empty(rt[f32, 64, tile_k]), tc.empty(rt[Q.dtype, 64, tile_k])
     m, l = tc.empty(rv[f32, 64]), tc.empty(rv[f32, 64, "row", "partial"])
     o = tc.empty(rt[f32, 64, dim_v])
-    consumer = Consumer(pipe, (q, k, v), (s, p, o, m, l), sight, mods)
+    work = Consumer(pipe, (q, k, v), (s, p, o, m, l), sight, mods)
 
     @pipe.begin
     def _(task):
         for i in range(consumers):
-            tc.load_async(q[i], Q[task.batch, task.head, task.tile * consumers + i, 0])
+            tc.load_async(q[i], Q.at(*place_of(sight, task, tall, i), 0))
 
     @pipe.load
     def _(task, step):
-        place = task.batch, task.head // (Q.size(1) // K.size(1)), task.behind - 1 - step, 0
-        tc.load_async(k, K[*place])
-        tc.load_async(v, V[*place])
+        row = sight.of(task).first_key + (task.behind - 1 - step) * tile_k
+        place = task.batch, task.head // (Q.size(1) // K.size(1)), row, 0
+        tc.load_async(k, K.at(*place))
+        tc.load_async(v, V.at(*place))
 
     @pipe.consume
     def _(task, steps):
-        consumer.task(task, task.tile * tall + pipe.consumer * 64, steps)
+        work.task(task, task.tile * tall + pipe.consumer * 64, steps)
 
     @pipe.finish
     def _(task):
-        total, tile = tc.total(l), task.tile * consumers + pipe.consumer
+        total, exponent = tc.total(l), m * mods.unit  # of two
         if mods.sinks:
-            total = total + tc.exp2(mods.sink(task.head) - m * mods.unit)
-        tc.store(LSE[task.batch, task.head, tile], tc.log(total) + m * (mods.unit * (1 / LOG2_E)))
+            total = total + tc.exp2(mods.sink(task.head) - exponent)
         share = tc.select(total == 0.0, 0.0, tc.rcp(total))
-        out.store(O[task.batch, task.head, tile, 0], o * share)
+        to, sums, place = O, LSE, place_of(sight, task, tall, pipe.consumer)
+        if packed:  # others write the rows behind
+            end = sight.of(task).first_query + sight.of(task).queries
+            to, sums = O[:, :, :end, :], LSE[:, :, :end]
+        tc.store(sums.at(*place), tc.log(total) + exponent * (1 / LOG2_E))
+        out.store(to.at(*place, 0), o * share)

@@ -13,12 +13,18 @@ from .epilogues import Step
 from .score_mods import At
 
 LOG2_E = math.log2(math.e)
+L2_BYTES = 32 << 20  # of K and V to work on at a time; an H200 has 60 MB, in two halves
 FAR = 1 << 28  # keys from a query to an edge that is not there; lengths are at most so long
 
 
 def maximum_of(a: Any, b: Any) -> Any:
     """The larger of two scalars."""
     return binary("max", a, b)
+
+
+def clamp(x: Any, low: Any, high: Any) -> Any:
+    """A scalar between two others; low where they cross."""
+    return maximum_of(minimum_of(x, high), low)
 
 
 @dataclass(frozen=True)
@@ -40,28 +46,40 @@ class Edges:
         """With the arguments, the first of which are taken."""
         left = args.pop(0) if self.left else FAR
         right = args.pop(0) if self.right else FAR
-        shift = keys - queries if self.from_end else 0
-        return Sight(self, tile_k, keys, left, right, shift)
+        return Sight(self, tile_k, left, right, queries, keys)
 
 
 @dataclass(frozen=True, eq=False)
 class Sight:
-    """Keys that queries of one sequence see.
+    """Keys that the queries of a sequence see.
 
     Args:
         edges: known while tracing.
         tile_k: keys a block.
-        keys: of the sequence, an s32 scalar.
         left, right: furthest distances from a query's own key.
-        shift: a query's own key less its position.
+        queries, keys: of the sequence, s32 scalars; of a packed batch, of all.
+        first_query, first_key: where they begin in the tensors.
     """
 
     edges: Edges
     tile_k: int
-    keys: Any
     left: Any
     right: Any
-    shift: Any
+    queries: Any
+    keys: Any
+    first_query: Any = 0
+    first_key: Any = 0
+
+    @property
+    def shift(self) -> Any:
+        """A query's own key less its position."""
+        return self.keys - self.queries if self.edges.from_end else 0
+
+    def of(self, task: Any) -> Sight:
+        """That of a task's sequence."""
+        coords = {n: v for n, v in task.coords if n in ("queries", "keys", "first_query",
+                                                        "first_key")}  # fmt: skip
+        return replace(self, **coords)
 
     def blocks(self, first: Any, last: Any) -> tuple[Any, Any]:
         """The first key block that some query first <= i < last sees, and that behind the last.
@@ -95,19 +113,64 @@ class Sight:
         if self.edges.left:
             tc.triu(s, row + self.shift - self.left - col, -math.inf)
 
-    def within(self, tasks: tc.Schedule, tall: int, queries: Any) -> tc.Schedule:
+    def within(self, tasks: tc.Schedule, tall: int) -> tc.Schedule:
         """Tasks of `tall` queries, whose coordinates say which key blocks they take.
 
         Steps run backwards from `behind`.
         """
 
         def locate(t: Any) -> tuple[tuple[str, Any], ...]:
-            coords = tasks.locate(t)
-            first = dict(coords)["tile"] * tall
-            low, behind = self.blocks(first, minimum_of(first + tall, queries))
-            return (*coords, ("behind", behind), ("steps", behind - low))
+            task = tasks.task(t)
+            mine, first = self.of(task), task.tile * tall
+            low, behind = mine.blocks(first, minimum_of(first + tall, mine.queries))
+            return (*task.coords, ("behind", behind), ("steps", behind - low))
 
         return replace(tasks, locate=locate)
+
+
+def tasks_of(
+    order: Any, Q: Any, K: Any, tall: int, starts: tuple[Any, ...], dims: int
+) -> tc.Schedule:
+    """Tiles of `tall` queries in order: sequence, longest, or what a function makes of them.
+
+    Args:
+        starts: of the sequences of a packed batch, which has an order of its own; or empty.
+        dims: columns of K and V.
+    """
+    if starts:
+        return packed(*starts, Q.size(2), Q.size(1), tall)
+    tiles, group = tc.cdiv(Q.size(2), tall), Q.size(1) // K.size(1)
+    if order != "longest":
+        make = tc.sequence_first if order == "sequence" else order
+        return make(tiles, Q.size(1), Q.size(0))
+    heads = maximum_of(L2_BYTES // (K.dtype.nbytes * dims) // K.size(2), 1)
+    return tc.longest_first(tiles, Q.size(1), Q.size(0), planes=heads * group)
+
+
+def packed(starts: Any, key_starts: Any, total: Any, heads: Any, tall: int) -> tc.Schedule:
+    """Tasks of a packed batch: of a head the tiles of each sequence, then the next head.
+
+    Coordinates: tile, head, batch (0), and of the sequence queries, keys, first_query, first_key.
+
+    Args:
+        starts, key_starts: where sequences of queries and of keys begin, s32, one more than there
+            are.
+        total: queries of all.
+        heads: how many.
+        tall: queries of a tile.
+    """
+    tasks = tc.batched(tc.ragged(starts, total, chunk=tall), heads)
+
+    def locate(t: Any) -> tuple[tuple[str, Any], ...]:
+        task = tasks.task(t)
+        first, last = (tc.load(key_starts[task.sequence + i], tc.s32) for i in range(2))
+        return (
+            ("tile", task.chunk), ("head", task.batch[0]), ("batch", 0),
+            ("queries", task.last - task.first), ("first_query", task.first),
+            ("keys", last - first), ("first_key", first),
+        )  # fmt: skip
+
+    return replace(tasks, locate=locate)
 
 
 @dataclass(frozen=True)
