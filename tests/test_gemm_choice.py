@@ -165,7 +165,7 @@ def test_an_epilogue_whose_registers_would_spill_gets_a_narrower_tile(monkeypatc
             raise tc.ResourceError("assemble: registers must not spill to local memory")
 
     monkeypatch.setattr(operators, "matmul_kernel", kernel)
-    monkeypatch.setattr(operators, "_num_sms", lambda device: 132)
+    monkeypatch.setattr(operators, "num_sms", lambda device: 132)
     a = np.zeros((4096, 64), bf16.numpy)
     for _ in range(2):
         tc.matmul(a, a.T, epilogue=tc.epilogues.relu)

@@ -104,7 +104,7 @@ def test_turned_products_with_parts(monkeypatch):
     b = gemm_cases.numbers(rng, (2, 4200, 40), "f16", "col")
     problem = replace(PROBLEM, m=5, n=40, depth=4200, planes=2, sms=8)
     assert problem.turned and gemm_choice.choose(problem)["split_k"] == 4
-    monkeypatch.setattr(operators, "_num_sms", lambda device: 8)
+    monkeypatch.setattr(operators, "num_sms", lambda device: 8)
     near(tc.matmul(a, b, gemm_cases.poisoned((2, 5, 40), "f16")), gemm_cases.product(a, b))
 
 
@@ -123,7 +123,7 @@ def test_parts_that_would_spill_give_way_to_whole_tiles(monkeypatch):
             raise tc.ResourceError("assemble: registers must not spill to local memory")
 
     monkeypatch.setattr(operators, "matmul_kernel", kernel)
-    monkeypatch.setattr(operators, "_num_sms", lambda device: 132)
+    monkeypatch.setattr(operators, "num_sms", lambda device: 132)
     a = np.zeros((256, 16384), np.float16)
     tc.matmul(a, a.T, epilogue=tc.epilogues.relu)
     assert [("split_k" in params) for params in tried] == [True, False]

@@ -95,7 +95,7 @@ def gpu(monkeypatch):
     monkeypatch.setattr(Tensor, "__module__", "torch")
     monkeypatch.setattr(Parameter, "__module__", "torch")
     cold(monkeypatch)
-    monkeypatch.setattr(tc.operators, "_num_sms", lambda device: 132)
+    monkeypatch.setattr(tc.operators, "num_sms", lambda device: 132)
     monkeypatch.setattr(driver.Compiled, "cubin", property(lambda self: self.module))
     launched, learn = cuda.cuLaunchKernel, gemm_ready.Product.learn
 

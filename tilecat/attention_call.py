@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from .attention_choice import NARROWEST, TILE_DIMS, choose
+from .attention_choice import NARROWEST, TILE_DIMS, Problem, choose
 from .attention_options import HALVES, Options, check_array, check_positive
 from .attention_ready import again, remember
 from .errors import DTypeError, LayoutError, ResourceError
 from .kernels.attention_forward import attention_forward as kernel
+from .operators import num_sms
 from .runtime.arrays import ArrayView, allocator, view
 
 SCALE_HINT = "for a negative scale, negate q; for zero, every output is the mean of v"
@@ -102,12 +103,18 @@ def _run(
         whole[0][...] = 0
         whole[1][...] = -math.inf if options.sinks is None else options.sinks[None, :, None]
         return out, lse
-    uneven = (edges.left or edges.right) and queries > 1
-    long = -(-queries // max(view(starts[0]).shape[0] - 1, 1)) if starts else queries
+    sequences = max(view(starts[0]).shape[0] - 1, 1) if starts else 1
+    limits = iter(args)
+    problem = Problem(
+        query.shape[3], columns, -(-queries // sequences), -(-length // sequences),
+        batch * heads * sequences, heads // keys.shape[1],
+        next(limits) if edges.left else None, next(limits) if edges.right else None,
+        length - queries if edges.from_end else 0, num_sms(query.device), bool(starts),
+    )  # fmt: skip
     fixed = {"edges": edges, "mods": mods, "packed": bool(starts)}
-    arguments = (q, k, v, *whole, float(scale), *starts, *args, *more)
     while True:
-        params = choose(query.shape[3], columns, long, uneven, _eased.get((edges, mods), 0))
+        params, order = choose(problem, _eased.get((edges, mods), 0))
+        arguments = (q, k, v, *whole, float(scale), *starts, *order, *args, *more)
         try:
             kernel(*arguments, **fixed, **params)
             break

@@ -1,40 +1,96 @@
-"""Which configuration of the forward kernel a problem gets: head dims, masks and lengths decide."""
+"""Which configuration and order of tasks the forward kernel gets: head dims, edges and lengths."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
+import numpy as np
+
 TILE_DIMS = (32, 64, 96, 128, 192, 256)  # columns of tiles; heads between them meet zero columns
-
-
 NARROWEST = 32  # keys a block
+# Of K and V that the tiles at work read, so that L2 (60 MB on an H200) keeps them; more of them let
+# tasks be shared out more evenly.
+L2_BYTES = 48 << 20
+# What a task takes beside its blocks, in blocks (H200, D 64, N 768 against 12288, 2026-11-30).
+OVERHEAD = 1.2
+MAX_ORDERS = 24  # candidates that are replayed
 
 
 @dataclass(frozen=True)
 class Config:
-    """Parameters of the kernel for heads of up to so many columns.
+    """Parameters of the kernel.
 
     Args:
         tile_k: keys a block.
         consumers: tiles of 64 queries a task.
         pingpong: whether consumers take turns.
+        long_k: keys a block of long sequences, or None.
+        long_rate: time a key of those blocks, to that of the others.
     """
 
     tile_k: int
     consumers: int
-    pingpong: bool = False
+    pingpong: bool = True
+    long_k: int | None = None
+    long_rate: float = 1.0
+
+    def keys(self, keys: int, uneven: bool) -> int:
+        """Keys a block: few are beyond the end, or masked."""
+        if self.long_k is None:
+            return self.tile_k
+        if uneven:
+            return self.long_k if keys >= UNEVEN_LONG else self.tile_k
+        padded = [-(-keys // tile) * tile for tile in (self.tile_k, self.long_k)]
+        return self.long_k if padded[1] * self.long_rate < padded[0] else self.tile_k
 
 
-# By columns of the wider tile: what registers and shared memory hold (sm_90a, no spills).
+UNEVEN_LONG = 4096  # keys from which wide blocks win where edges mask parts of them
+# By columns of the wider tile: the fastest of those that fit in registers and shared memory
+# (screened on one H200, against cuDNN in the same run, 2026-11-30).
 CONFIGS = {
     32: Config(128, 3),
     64: Config(128, 3),
-    96: Config(144, 2),
-    128: Config(128, 2, True),
-    192: Config(96, 2),
+    96: Config(112, 3),
+    128: Config(128, 2, long_k=176, long_rate=0.955),
+    192: Config(112, 2),
     256: Config(80, 2),
 }
+NARROW_VALUES = {(192, 128): Config(128, 2)}  # where v's tile is narrower than q's
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What decides.
+
+    Args:
+        dim, dim_v: columns of q and k, of v.
+        queries, keys: of a sequence; of a packed batch, on average.
+        heads: of all batch entries.
+        group: heads that share keys and values.
+        left, right, shift: a query sees keys from `left` before to `right` behind its own, which is
+            `shift` behind its position; None for no edge.
+        sms: of the device.
+        packed: sequences of several lengths.
+    """
+
+    dim: int
+    dim_v: int
+    queries: int
+    keys: int
+    heads: int
+    group: int
+    left: int | None
+    right: int | None
+    shift: int
+    sms: int
+    packed: bool = False
+
+    @property
+    def uneven(self) -> bool:
+        """Whether tasks take different numbers of blocks."""
+        return (self.left is not None or self.right is not None) and not self.packed
 
 
 def tile_dim(dim: int) -> int:
@@ -42,21 +98,76 @@ def tile_dim(dim: int) -> int:
     return next(d for d in TILE_DIMS if d >= dim)
 
 
-def choose(dim: int, dim_v: int, queries: int, uneven: bool, eased: int = 0) -> dict[str, Any]:
-    """Compile-time parameters.
+def choose(problem: Problem, eased: int = 0) -> tuple[dict[str, Any], tuple[int, ...]]:
+    """Compile-time parameters, and the arguments of the order of tasks.
 
     Args:
-        dim: of q and k, at most the widest tile's.
-        dim_v: of v.
-        queries: longest sequence of queries.
-        uneven: whether tasks take different numbers of blocks: the longest come first.
-        eased: steps of 32 keys by which blocks are narrower.
+        problem: what is computed.
+        eased: steps of 32 keys by which blocks are narrower than registers allow without mods.
     """
-    wide, wide_v = tile_dim(dim), tile_dim(dim_v)
-    config = CONFIGS[max(wide, wide_v)]
-    tile_k = max(config.tile_k - 32 * eased, NARROWEST)
-    consumers = min(config.consumers, max(1, -(-queries // 64)))
-    return {
+    wide, wide_v = tile_dim(problem.dim), tile_dim(problem.dim_v)
+    config = NARROW_VALUES.get((wide, wide_v), CONFIGS[max(wide, wide_v)])
+    tile_k = config.keys(problem.keys, problem.uneven)
+    tile_k = max((tile_k - 32 * eased) // 16 * 16, NARROWEST)
+    consumers = min(config.consumers, max(1, -(-problem.queries // 64)))
+    while consumers > 1 and _tasks(problem, consumers - 1) <= problem.sms:
+        consumers -= 1
+    longest = problem.uneven and _tasks(problem, consumers) > problem.sms
+    params = {
         "dim": wide, "dim_v": wide_v, "tile_k": tile_k, "consumers": consumers,
-        "pingpong": config.pingpong and consumers > 1, "order": "longest" if uneven else "sequence",
+        "pingpong": config.pingpong and consumers > 1,
+        "order": "longest" if longest else "sequence",
     }  # fmt: skip
+    return params, order_of(problem, 64 * consumers, tile_k) if longest else ()
+
+
+def _tasks(problem: Problem, consumers: int) -> int:
+    return problem.heads * -(-problem.queries // (64 * consumers))
+
+
+@lru_cache(maxsize=4096)
+def order_of(problem: Problem, tall: int, tile_k: int) -> tuple[int, int]:
+    """Arguments of `tc.longest_first` under which the CTA with most to do has least.
+
+    Tasks are dealt to CTAs before the launch, so how even their shares are depends on how many
+    heads come together, and on whether waves turn: each candidate is replayed.
+    """
+    blocks = _blocks(problem, tall, tile_k)
+    kv_bytes = 2 * problem.keys * (problem.dim + problem.dim_v) / problem.group
+    found = []
+    for sections in range(1, problem.heads + 1):
+        planes = -(-problem.heads // sections)
+        if planes * kv_bytes > L2_BYTES and planes > problem.group:
+            continue
+        for turned in (0, 1):
+            found.append((_longest_share(blocks, problem, planes, turned), -planes, turned))
+        if len(found) >= MAX_ORDERS:
+            break
+    _, planes, turned = min(found)
+    return -planes, turned
+
+
+def _blocks(problem: Problem, tall: int, tile_k: int) -> np.ndarray:
+    """Key blocks of each tile, the last tile first; `Sight.blocks` on the host."""
+    first = np.arange(-(-problem.queries // tall))[::-1] * tall
+    last = np.minimum(first + tall, problem.queries)
+    low, end = np.zeros_like(first), np.full_like(first, problem.keys)
+    if problem.left is not None:
+        low = np.maximum(first + problem.shift - problem.left, 0) // tile_k
+    if problem.right is not None:
+        end = np.clip(last + problem.shift + problem.right, 0, problem.keys)
+    return np.maximum(-(-end // tile_k) - low, 1) + OVERHEAD
+
+
+def _longest_share(blocks: np.ndarray, problem: Problem, planes: int, turned: int) -> float:
+    """Blocks of the CTA that has most."""
+    sections = -(-problem.heads // planes)
+    low, taller = divmod(problem.heads, sections)
+    high, short = np.repeat(blocks, low + 1), np.repeat(blocks, low)
+    tasks = np.concatenate([high] * taller + [short] * (sections - taller))
+    waves = -(-tasks.size // problem.sms)
+    shares = np.zeros((waves, problem.sms))
+    shares.flat[: tasks.size] = tasks
+    if turned:
+        shares[-2::-2] = shares[-2::-2, ::-1].copy()
+    return float(shares.sum(0).max())

@@ -22,8 +22,8 @@ _eased: dict[Any, Problem] = {}  # problems whose best configuration would spill
 
 
 @lru_cache(maxsize=16)
-def _num_sms(device: str) -> int:
-    """SMs of the device; on the CPU, the CTAs the PTX machine runs."""
+def num_sms(device: str) -> int:
+    """SMs of a device; of "cpu", the CTAs the PTX machine runs."""
     if device == "cpu":
         return int(deferred.machine().DEFAULT_CTAS)
     return int(deferred.driver().device(int(device.partition(":")[2])).num_sms)
@@ -187,7 +187,7 @@ def _problem(call: GemmCall) -> Problem:
     return Problem(
         m, n, k * ITEM_BYTES[left.dtype] // 2,
         layout="".join("N" if x.strides[-1] == 1 else "T" for x in (left, right)),
-        planes=call.planes, sms=_num_sms(left.device),
+        planes=call.planes, sms=num_sms(left.device),
         dtype=left.dtype, widest=widest, sums=192 if widest == WIDEST else widest // 2,
         plain=plain and ITEM_BYTES[out.dtype] > 1, grouped=call.params["groups"],
         block=BLOCK if call.params["block_scales"] else 1,

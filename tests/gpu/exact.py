@@ -6,6 +6,7 @@ thousands of products takes milliseconds here. `test_exact.py` holds the two tog
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,13 +32,22 @@ def matmul(a: Any, b: Any) -> tuple[Any, Any]:
 
 
 def attention(
-    q: Any, k: Any, v: Any, scale: float | None = None
+    q: Any, k: Any, v: Any, scale: float | None = None, change: Any = None
 ) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
-    """((out, error), (lse, error)) of softmax(scale Q K^T) V in float64; heads may be grouped."""
+    """((out, error), (lse, error)) of softmax(scale Q K^T) V in float64; heads may be grouped.
+
+    Args:
+        q, k, v, scale: as in `reference.attention`.
+        change: `f(scores, entry, head, first)` makes scores of some rows, from `first` on, of the
+            scaled products, -inf of hidden keys.
+    """
     scale = q.shape[3] ** -0.5 if scale is None else scale
     group = q.shape[1] // k.shape[1]
     found = [
-        _head(q[entry, head], k[entry, head // group], v[entry, head // group], scale)
+        _head(
+            q[entry, head], k[entry, head // group], v[entry, head // group], scale,
+            None if change is None else partial(change, entry=entry, head=head),
+        )
         for entry in range(q.shape[0])
         for head in range(q.shape[1])
     ]
@@ -48,22 +58,29 @@ def attention(
     return (out, out_error), (lse, lse_error)
 
 
-def _head(q: Any, k: Any, v: Any, scale: float) -> tuple[Any, Any, Any, Any]:
+def _head(q: Any, k: Any, v: Any, scale: float, change: Any) -> tuple[Any, Any, Any, Any]:
     rows = max(CHUNK_ELEMS // max(k.shape[0], 1), 1)
-    parts = [_rows(part.double(), k.double(), v, scale) for part in q.split(rows)]
+    parts = [
+        _rows(part.double(), k.double(), v, scale, change and partial(change, first=n * rows))
+        for n, part in enumerate(q.split(rows))
+    ]
     out, out_error, lse, lse_error = (torch.cat(x) for x in zip(*parts, strict=True))
     return out, out_error, lse, lse_error
 
 
-def _rows(q: Any, k: Any, v: Any, scale: float) -> tuple[Any, Any, Any, Any]:
+def _rows(q: Any, k: Any, v: Any, scale: float, change: Any) -> tuple[Any, Any, Any, Any]:
     wide_v, half = v.double(), half_ulp(_numpy_dtype(v.dtype))
     scores = scale * (q @ k.t())
+    scores = scores if change is None else change(scores)
+    hidden = scores == -torch.inf
     largest = scores.amax(1, keepdim=True)
-    weights = torch.exp(scores - largest)
+    weights = torch.exp(scores - largest).masked_fill(hidden, 0)
     total = weights.sum(1, keepdim=True)
-    shares = weights / total
+    shares = (weights / total).masked_fill(total == 0, 0)
     products = abs(scale) * (q.abs() @ k.abs().t())
     exponent = accumulation(q.shape[1]) * products + 3 * TRUNCATION * scores.abs()
+    if change is not None:  # a few more roundings of what is at most so large
+        exponent = (exponent + 8 * TRUNCATION * products).masked_fill(hidden, 0)
     score_error = 2 * _LOG2_E * exponent.amax(1) + EXP2_ERROR
     size = shares @ wide_v.abs()
     spread = DEVIATIONS * torch.sqrt(shares.square() @ wide_v.square())

@@ -146,18 +146,18 @@ def attention_forward(Q: gl[T, "B", "H", "Lq", "Dqk"], K: gl[T, "B", "Hkv", "Lk"
 
     Args:
         Q, K, V, O, LSE, scale: see `tc.attention`; Lk is positive.
-        args: where sequences begin, if packed (of queries, of keys: s32 [sequences + 1]); of the
-            edges (left, right: s32); of the mods (soft cap: f32, sinks: f32 [H], the functions').
+        args: if packed where sequences begin (of queries, of keys: s32 [sequences + 1]); of order
+            "longest" planes, turned; of edges left, right; of mods soft cap, sinks, functions'.
         dim, dim_v: columns of tiles: Dqk and Dv, or more: multiples of 16.
         tile_k: keys a block. consumers: tiles of 64 queries a task. stages: blocks of K and of V.
-        pingpong: consumers take turns. order: `tasks_of`. persistent: or one task a CTA.
+        pingpong: consumers take turns. order: sequence, longest. persistent: or a task a CTA.
         edges, mods: what tracing knows of them. packed: B is 1, sequences lie one after another.
     """
     tall, args = 64 * consumers, list(args)
     starts = (args.pop(0), args.pop(0)) if packed else ()
+    tasks = tasks_of(order, args, Q, tall, starts)
     sight = edges.sight(args, tile_k, Q.size(2), K.size(2))
-    mods = mods.take(args, scale)
-    tasks = sight.within(tasks_of(order, Q, K, tall, starts, dim + dim_v), tall)
+    mods, tasks = mods.take(args, scale), sight.within(tasks, tall)
     pipe = tc.lcf(consumers=consumers, stages=stages, tasks=tasks, steps=1, pingpong=pingpong,
                   persistent=persistent)  # fmt: skip
     q = pipe.scratch(st[Q.dtype, 64, dim])

@@ -13,7 +13,6 @@ from .epilogues import Step
 from .score_mods import At
 
 LOG2_E = math.log2(math.e)
-L2_BYTES = 32 << 20  # of K and V to work on at a time; an H200 has 60 MB, in two halves
 FAR = 1 << 28  # keys from a query to an edge that is not there; lengths are at most so long
 
 
@@ -129,22 +128,20 @@ class Sight:
 
 
 def tasks_of(
-    order: Any, Q: Any, K: Any, tall: int, starts: tuple[Any, ...], dims: int
+    order: str, args: list[Any], Q: Any, tall: int, starts: tuple[Any, ...]
 ) -> tc.Schedule:
-    """Tiles of `tall` queries in order: sequence, longest, or what a function makes of them.
+    """Tiles of `tall` queries: sequence first, or longest first.
 
     Args:
+        args: the first of which are taken, if longest first: planes, turned.
         starts: of the sequences of a packed batch, which has an order of its own; or empty.
-        dims: columns of K and V.
     """
     if starts:
         return packed(*starts, Q.size(2), Q.size(1), tall)
-    tiles, group = tc.cdiv(Q.size(2), tall), Q.size(1) // K.size(1)
-    if order != "longest":
-        make = tc.sequence_first if order == "sequence" else order
-        return make(tiles, Q.size(1), Q.size(0))
-    heads = maximum_of(L2_BYTES // (K.dtype.nbytes * dims) // K.size(2), 1)
-    return tc.longest_first(tiles, Q.size(1), Q.size(0), planes=heads * group)
+    size = tc.cdiv(Q.size(2), tall), Q.size(1), Q.size(0)
+    if order == "sequence":
+        return tc.sequence_first(*size)
+    return tc.longest_first(*size, planes=args.pop(0), turned=args.pop(0) & 1)
 
 
 def packed(starts: Any, key_starts: Any, total: Any, heads: Any, tall: int) -> tc.Schedule:

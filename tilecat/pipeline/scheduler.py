@@ -282,30 +282,34 @@ def sequence_first(tiles: Any, heads: Any, batch: Any) -> Schedule:
     return Schedule("sequence first", count, locate)
 
 
-def longest_first(tiles: Any, heads: Any, batch: Any, *, planes: Any) -> Schedule:
+def longest_first(
+    tiles: Any, heads: Any, batch: Any, *, planes: Any, turned: Any = False
+) -> Schedule:
     """Of `planes` heads the last query tiles, then those before: causal tasks, long to short.
 
-    The short tasks at the end fill what the long ones leave of a wave; every other wave runs from
-    the last CTA to the first, so that none has the longest of each. Then the next `planes` heads:
-    their keys and values are what L2 should hold. Coordinates: tile, head, batch.
+    The short tasks at the end fill what the long ones leave of a wave. Then the next `planes`
+    heads: their keys and values are what L2 should hold. Coordinates: tile, head, batch.
 
     Args:
         tiles: query tiles of a head; the last takes longest.
         heads, batch: how many.
-        planes: heads whose tiles are taken together, at most, an int or an s32 scalar, 1 or more.
+        planes: heads whose tiles are taken together, at most, an int or an s32 scalar, 1 or more:
+            heads are shared out evenly.
+        turned: whether every other wave of the grid before the last runs from its last CTA to its
+            first, so that none has the longest task of each: a bool, or an s32 scalar, 0 or 1.
     """
     count, (tiles, heads, _) = _count("longest_first", tiles=tiles, heads=heads, batch=batch)
     require_s32("longest_first: planes", operand_of(planes, "longest_first: planes"))
     total = binary("mul", heads, batch)
     sections = cdiv(total, planes)
-    low = binary("div", total, binary("max", sections, 1))  # planes of a section, or one more
+    low = binary("div", total, binary("max", sections, 1))  # heads of a section, or one more
     taller = total - low * sections  # the first sections
 
     def locate(t: Any) -> tuple[tuple[str, Any], ...]:
-        t = _there_and_back(t, count)
-        level_of_taller = t < taller * (low + 1) * tiles
-        height = named(select(level_of_taller, low + 1, low), "height")
-        skipped = named(select(level_of_taller, 0, taller), "skipped")  # planes, one a section
+        t = _there_and_back(t, count, turned)
+        first_ones = t < taller * (low + 1) * tiles
+        height = named(select(first_ones, low + 1, low), "height")
+        skipped = named(select(first_ones, 0, taller), "skipped")  # heads, one a section
         section = named(binary("div", t - skipped * tiles, height * tiles), "section")
         first = named(section * height + skipped, "first_plane")
         inside = named(t - first * tiles, "in_section")
@@ -318,14 +322,16 @@ def longest_first(tiles: Any, heads: Any, batch: Any, *, planes: Any) -> Schedul
     return Schedule("longest first", count, locate)
 
 
-def _there_and_back(t: Any, count: Any) -> Any:
+def _there_and_back(t: Any, count: Any, turned: Any) -> Any:
     """Task t of a persistent grid, where every other wave before the last runs backwards.
 
     The CTAs that have a task more than others, in the last wave, have the shortest of the one
     before.
     """
+    if turned is False:
+        return t
     ctas = num_ctas()
     wave = named(binary("div", t, ctas), "wave")
-    backwards = named((binary("div", count - 1, ctas) - wave) & 1, "backwards")
-    turned = named(wave * ctas * 2 + ctas - 1 - t, "turned")
-    return named(select(backwards == 1, turned, t), "task")
+    backwards = named(binary("div", count - 1, ctas) - wave & turned, "backwards")
+    back = named(wave * ctas * 2 + ctas - 1 - t, "back")
+    return named(select(backwards == 1, back, t), "task")
