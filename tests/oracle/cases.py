@@ -51,6 +51,7 @@ class Case:
         aligned: promise that integers divisible by 16 are.
         target: compute capability times 10: 90, 100, 103 or 107.
         reports: kinds of reports that the text earns, for a reason given beside the case.
+        language: of the kernel, where it is not Triton.
     """
 
     name: str
@@ -69,11 +70,12 @@ class Case:
     options: dict[str, object] = field(default_factory=dict)
     target: int = 90
     reports: tuple[str, ...] = ()
+    language: str = ""
 
     @property
     def folder(self) -> str:
         """Where the text is kept."""
-        return f"sm_{self.target}a"
+        return f"sm_{self.target}a" + (f"_{self.language}" if self.language else "")
 
 
 def _up(a: int, b: int) -> int:

@@ -125,6 +125,34 @@ def gemm_reduced(x: Arrays, case: Case) -> Expected:
     return {"c": c, "high": Reference(c.value.max(1), error), "low": low}
 
 
+def gemm_signed(x: Arrays, case: Case) -> Expected:
+    """Operands negated; lanes that are off keep the sums of the first step of K."""
+    deep = case.constants["tiler"][2]
+    parts = [_product(x["a"][:, k : k + deep], x["b"][:, k : k + deep].T)
+             for k in range(0, x["a"].shape[1], deep)]  # fmt: skip
+    whole = _product(x["a"], x["b"].T)
+    words = np.array(case.constants["lanes"] or (0,) * 4, np.uint32)
+    off = np.unpackbits(words.view(np.uint8), bitorder="little").astype(bool)
+    sign = -1 if sum(case.constants["negate"]) == 1 else 1
+    keep = off[: len(whole.value), None]
+    value = sign * np.where(keep, parts[0].value, whole.value)
+    return {"c": Reference(value, whole.error)}
+
+
+def gemm_turned(x: Arrays, case: Case) -> Expected:
+    """Scales in one chunk; those of A some blocks late."""
+    wide = []
+    for name, turn in (("a", case.constants["turn"]), ("b", 0)):
+        factors = _scales(x[f"scale_{name}"].reshape(1, 1, 512), 128)
+        wide.append(as_float64(x[name]) * np.repeat(np.roll(factors, -turn, 1), 32, 1))
+    a, b = wide
+    return {"c": Reference(a @ b.T, accumulation(a.shape[1]) * (np.abs(a) @ np.abs(b).T))}
+
+
+def rows_by_number(x: Arrays, case: Case) -> Expected:
+    return {"y": x["x"] * np.arange(len(x["x"]), dtype=np.float32)[:, None]}
+
+
 def gathered(x: Arrays, case: Case) -> Expected:
     y = x["y"].copy()
     y[x["index"][::-1]] = x["x"][x["index"]]

@@ -234,14 +234,15 @@ def _mxf4(chip: Chip, shape: Shape, block: int, bits: int, fail) -> Shape:
 def _check_shape(shape: Shape, group: int, fail) -> None:
     """M and N: 9.7.17.2.1, table 42; 9.7.17.10.1, table 55.
 
-    At M = 128 of one CTA N is a multiple of 16 in all that CUTLASS and Triton make; the copy of
-    the table has 8.
+    At M = 128 of one CTA the table has steps of 8, as CuTe DSL 4.8 does, and for f8f6f4 both 8 and
+    16, of which 64 and 128 rows are taken to have one each. CUTLASS asserts 16 everywhere. K = 96
+    and the wide steps are for pairs in the table, for one CTA in CuTe and Triton too.
     """
     m, n = shape.m, shape.n
     heights = (64, 128) if group == 1 else (128, 256)
     if shape.scale_type:
         heights = (128 * group,)
-    step = 8 if m == 64 and group == 1 else 16
+    step = 16 if group == 2 or shape.kind == "f8f6f4" and m == 128 else 8
     if shape.kind == "i8":
         step = max(step, 16 if n > 32 else 8) if group == 1 else 32
     if shape.transposed[1] and ITEM_BYTES[shape.b_type] == 1:
