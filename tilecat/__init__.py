@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import dtypes, layouts
+from . import dtypes, formats, layouts
 from .driver import KernelFunction, kernel
 from .dtypes import DType, DTypeVar, bf16, e4m3, e5m2, f16, f32, s8, s32, tf32, u8, u32
 from .errors import (
@@ -185,6 +185,7 @@ from .attention_backward_call import attention_backward
 from .attention_call import attention
 from .kernels import epilogues, score_mods
 from .operators import grouped_matmul, matmul
+from .scaled_operators import matmul_mxfp4, matmul_mxfp8, matmul_nvfp4
 
 __version__ = "0.1.0"
 
@@ -258,6 +259,7 @@ __all__ = [
     "fence",
     "fence_async",
     "fill",
+    "formats",
     "free_tmem",
     "from_register_order",
     "full",
@@ -290,6 +292,9 @@ __all__ = [
     "mask_cols",
     "mask_rows",
     "matmul",
+    "matmul_mxfp4",
+    "matmul_mxfp8",
+    "matmul_nvfp4",
     "max_to_peer",
     "min_to_peer",
     "mma_AB",

@@ -350,13 +350,19 @@ def default_specialization(
 ) -> Specialization:
     """Row-major tensors that TMA can reach, dtype parameters at their first choice or `dtype`.
 
-    No axes and arguments beside those declared.
+    No axes and arguments beside those declared. Of several parameters those that do not take
+    `dtype` have their first choice.
     """
     tensors = []
+    variables = [kind.dtype for *_, kind in signature.tensors if isinstance(kind.dtype, DTypeVar)]
+    taken = any(dtype in one.choices for one in variables)
     for _, _, kind in signature.tensors:
         chosen = kind.dtype
         if isinstance(chosen, DTypeVar):
-            chosen = chosen.choices[0] if dtype is None else chosen.check(dtype)
+            if dtype is None or taken and dtype not in chosen.choices:
+                chosen = chosen.choices[0]
+            else:
+                chosen = chosen.check(dtype)
         static = tuple(
             d if isinstance(d, int) else params.get(d) if d in dict(signature.params) else None
             for d in kind.dims

@@ -1,6 +1,7 @@
 """Families of the language reference, each with its names and examples."""
 
 from .basics import BASICS, CONTROL, ERRORS, TYPES
+from .formats import FORMATS
 from .frame import Example, Family, run
 from .maps import COMPLEX, MAPS, MASKS, PRODUCTS, REDUCTIONS
 from .memory import COPIES, TMA, VIEWS
@@ -11,7 +12,8 @@ from .tensor import TENSOR
 
 FAMILIES: tuple[Family, ...] = (
     BASICS, TYPES, CONTROL, MAPS, MASKS, REDUCTIONS, SCANS, NARROW, PRODUCTS, COMPLEX, COPIES, TMA,
-    VIEWS, SYNCHRONISATION, CLUSTERS, TENSOR, PIPELINES, ESCAPE, OPERATORS, ERRORS,
+    VIEWS, SYNCHRONISATION, CLUSTERS, TENSOR, PIPELINES, ESCAPE, OPERATORS, FORMATS,
+    ERRORS,
 )  # fmt: skip
 
 __all__ = ["FAMILIES", "Example", "Family", "run"]

@@ -56,6 +56,8 @@ A quantised tile comes with its scales: `tile` is `q * scale` within half a unit
 and 6-bit floats lie one a byte in u8 tiles, or packed: two a byte by `tc.pack4`, four in three
 bytes by `tc.pack6`.
 
+Arrays are quantised on the host by [`tc.formats`](formats.md): MX and NVFP4, rounded alike.
+
 Random numbers depend on the seed, the stream and the element's position alone (Philox 4x32-10), not
 on the layout, the scope or the chip.
 """,

@@ -15,14 +15,22 @@ import pytest
 from tilecat.driver import Compiled
 from tilecat.kernels.attention import attention
 from tilecat.kernels.gemm import matmul
+from tilecat.kernels.gemm_scaled import matmul_fp4, matmul_mxfp8
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+# Two tiles of sums over one B, in all of the tensor memory and a larger shared one.
+RUBIN = {
+    "tile_m": 256, "stacked": 2, "stages": 4, "cluster": 2, "pairs": True, "wide_k": True,
+    "collectors": "b", "early_a": True, "exclusive": True, "oversized": True,
+}  # fmt: skip
 KERNELS = {
     "gemm": lambda: matmul.compile(),
     "gemm_sm_100a": lambda: matmul.compile(target="sm_100a"),
     "gemm_sm_103a": lambda: matmul.compile(target="sm_103a"),
     "gemm_sm_107a": lambda: matmul.compile(target="sm_107a"),
     "gemm_pairs_sm_107a": lambda: matmul.compile(target="sm_107a", cluster=2, pairs=True),
+    "mxfp8_sm_100a": lambda: matmul_mxfp8.compile(target="sm_100a"),
+    "nvfp4_sm_107a": lambda: matmul_fp4.compile(target="sm_107a", **RUBIN),
     "attention": lambda: attention.compile(D=64, consumers=3, pingpong=True),
 }
 

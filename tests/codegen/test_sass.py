@@ -8,6 +8,7 @@ import pytest
 from tilecat import bf16, e4m3
 from tilecat.kernels.attention import attention
 from tilecat.kernels.gemm import matmul
+from tilecat.kernels.gemm_scaled import matmul_fp4, matmul_mxfp8
 
 
 def main_loop(sass, marker):
@@ -46,6 +47,19 @@ def test_operands_of_tcgen05_stay_in_uniform_registers(target):
     assert sum("UTCHMMA" in i for i in loop) == 4
     assert not any("R2UR" in i or "ELECT" in i for i in loop)
     assert len(loop) <= 48
+
+
+@pytest.mark.parametrize(
+    ("kernel", "target", "machine", "copies", "most"),
+    [(matmul_mxfp8, "sm_100a", "UTCQMMA", 3, 72), (matmul_fp4, "sm_103a", "UTCOMMA", 12, 100),
+     (matmul_fp4, "sm_107a", "UTCOMMA", 12, 100)],
+)  # fmt: skip
+def test_scales_are_copied_from_uniform_registers(kernel, target, machine, copies, most):
+    made = kernel.compile(target=target)
+    loop = main_loop(made.sass, machine)
+    assert sum(machine in i for i in loop) == 4 and sum("UTCCP" in i for i in loop) == copies
+    assert not any("R2UR" in i or "ELECT" in i for i in loop)
+    assert len(loop) <= most and made.resources.spill_bytes == 0
 
 
 @pytest.mark.parametrize(("tile_n", "stages", "most"), [(128, 5, 130), (256, 4, 205)])

@@ -13,6 +13,7 @@ from tilecat import bf16, e4m3, e5m2, f32, gl, sc, st, tt, u8
 from tilecat.binding import default_specialization
 from tilecat.dtypes import e8m0, u64
 from tilecat.errors import ArchError, DTypeError, LayoutError, ResourceError, TileError
+from tilecat.kernels.gemm_scaled import matmul_fp4
 
 WIDE = [case for case in CASES if case.pipeline and case.n == 256]
 
@@ -34,6 +35,21 @@ def test_products_with_scales_assemble_without_spills(case: ScaledCase):
     copies = 3 * case.depth // case.block // 4  # a chunk of A, two of B, for 4 scales of each row
     assert made.ptx.count("tcgen05.cp.") == len(re.findall(r"\bUTCCP\b", made.sass)) == copies
     assert ".version 8.8" in made.ptx or case.target == "sm_107a"
+
+
+def test_rubins_controls_go_with_scales():
+    """Two tiles of sums of 256 x 256 over one B: 512 columns, and 64 of scales."""
+    made = matmul_fp4.compile(
+        target="sm_107a", tile_m=256, stacked=2, stages=4, cluster=2, pairs=True, wide_k=True,
+        collectors="b", early_a=True, exclusive=True, oversized=True,
+    )  # fmt: skip
+    assert made.kernel.facts["tensor_columns"] == 576 and made.resources.spill_bytes == 0
+    kind = "tcgen05.mma.cta_group::2.kind::mxf4nvf4.block_scale.block16"
+    for use in ("fill", "lastuse"):  # of each wide step, both tiles
+        assert made.ptx.count(f"{kind}.collector::b::{use} ") == 2
+    assert "M=256 N=256, wide K, scales ue4m3" in made.ptx
+    assert len(re.findall(r"\bUTCOMMA\b", made.sass)) == 4
+    assert len(re.findall(r"\bUTCCP\b", made.sass)) == 16
 
 
 def traced(body: Any, target: str = "sm_100a") -> str:

@@ -78,9 +78,9 @@ class BlockScales:
             block = (task.col * self.tile_n + col) >> (BLOCK.bit_length() - 1)
             tc.load_async(self.cols.at(i), self.of_b.at(*lead, k, block))
 
-    def add_steps(self, pipe: Any, acc: Any, a: Any, b: Any) -> None:
+    def add_steps(self, pipe: Any, tiles: Any, a: Any, b: Any, _: Any) -> None:
         """`acc = sum over steps of scale_a scale_b (A @ B of the step)`: the consumers' steps."""
-        wide = min(self.tile_n, BLOCK)
+        wide, acc = min(self.tile_n, BLOCK), tiles[0][0]
         tc.require(a.kind.cols == BLOCK and self.tile_n % wide == 0 and BLOCK % wide == 0,
                    f"matmul: a step is one block of {BLOCK}, and a tile one, half of one or "
                    f"several, got tile_k={a.kind.cols}, tile_n={self.tile_n}")  # fmt: skip

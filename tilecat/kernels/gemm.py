@@ -5,16 +5,17 @@ from __future__ import annotations
 from functools import partial
 
 import tilecat as tc
-from tilecat import DTypeVar, bf16, e4m3, e5m2, f16, f32, gl, inout, s8, s32, st, tf32
+from tilecat import DTypeVar, bf16, e4m3, e5m2, f16, f32, gl, inout, s8, s32, st, tf32, u8
 
 from . import epilogues
 from .block_scales import BlockScales
 from .epilogues import Step, plane
 from .groups import in_groups
 from .split import slots_of, whole_product
+from .tensor_scales import TensorScales
 
-TA = DTypeVar("TA", bf16, f16, f32, e4m3, e5m2, s8)
-TB = DTypeVar("TB", bf16, f16, f32, e4m3, e5m2, s8)
+TA = DTypeVar("TA", bf16, f16, f32, e4m3, e5m2, s8, u8)
+TB = DTypeVar("TB", bf16, f16, f32, e4m3, e5m2, s8, u8)
 TC = DTypeVar("TC", bf16, f16, f32, e4m3, e5m2, s32)
 STEP_BYTES = 128  # of K a step: the widest swizzle, of A and of a transposed B
 GROUPED = {"grouped": tc.grouped, "snake": tc.snake}
@@ -126,6 +127,14 @@ def sums_of(pipe, dtype, cols, products, count):
     return [every[i : i + products] for i in range(0, len(every), products)]
 
 
+def scales_of(pipe, args, C, tile, block_scales):
+    """Scales at the head of the arguments, if there are some, and the others."""
+    if isinstance(block_scales, str):
+        return TensorScales.take(pipe, args, C, tile, block_scales)
+    tile_m, tile_n, _ = tile
+    return BlockScales.take(pipe, args, C, tile_m // 64, tile_n) if block_scales else ((), args)
+
+
 def first_of(task, row, tile_m, tile_n, groups):
     """Batch, row and column at which a tile of 64 rows begins."""
     first = task.first if groups else task.row * tile_m
@@ -156,14 +165,15 @@ def matmul(A: gl[TA, ..., "M", "K"], B: gl[TB, ..., "K", "N"], C: inout[TC, ...,
         A, B, C: see `tc.matmul`.
         args: with parts of K, sums and flags (`whole_product`); with `groups`, a table and a number
             of slots (`plan_groups`); with `second`, a second B; with `block_scales`, f32 scales of
-            A [..., K/128, M] and of B [..., K/128, N/128]; then the arguments of the epilogue.
+            A [..., K/128, M] and B [..., K/128, N/128], or packed ones; then the epilogue's.
         order: of tiles: grouped, snake (`group` block rows), row, column; or what makes a schedule.
         epilogue: steps; with `second`, the first takes both tiles. cache: L2 priorities of A, B, C.
         split_k: parts of K; stream_k: of tiles of the last wave. persistent: or one task a CTA.
         pingpong: consumers take tiles in turn. stacked: a consumer's tiles of 64 rows, of one B.
         pairs, wide_k, collectors, early_a, exclusive, oversized: of `tc.lcf`, for Blackwell, Rubin.
     """
-    require_params(args, epilogue, tile_m, cache, stacked, 2 * groups + second + 2 * block_scales)
+    needs = 2 * groups + second + 2 * bool(block_scales)
+    require_params(args, epilogue, tile_m, cache, stacked, needs)
     n, tile_k = tile_m // 64, tile_k or STEP_BYTES // A.dtype.nbytes
     each, consumers = (n, 2) if pingpong else (stacked, n // stacked)
     tasks, shared, args = tasks_of(A, B, C, args, tile_m=tile_m, tile_n=tile_n, tile_k=tile_k,
@@ -179,7 +189,7 @@ def matmul(A: gl[TA, ..., "M", "K"], B: gl[TB, ..., "K", "N"], C: inout[TC, ...,
                    ring="a" if early_a else "stage")  # fmt: skip
     b = pipe.input(st[multiplied_as(B), tile_k, tile_n, order_of(B, "col")])
     b2 = pipe.input(st[multiplied_as(B), tile_k, tile_n, order_of(more, "col")]) if second else None
-    scales, args = BlockScales.take(pipe, args, C, n, tile_n) if block_scales else ((), args)
+    scales, args = scales_of(pipe, args, C, (tile_m, tile_n, tile_k), block_scales)
     columns = epilogues.Columns(epilogue, consumers, tile_n)
     c = pipe.output(st[C.dtype, 64, tile_n])
     tiles = sums_of(pipe, s32 if A.dtype == s8 else f32, tile_n, 1 + second, each)
@@ -192,7 +202,7 @@ def matmul(A: gl[TA, ..., "M", "K"], B: gl[TB, ..., "K", "N"], C: inout[TC, ...,
         load_cols(((b, B), (b2, more))[: 1 + second], C, task, k, groups, scales, cache[1])
 
     if scales:
-        scales.add_steps(pipe, tiles[0][0], a, b)
+        scales.add_steps(pipe, tiles, a, b, rows)
     else:
         pipe.compute(lambda task, k: mma_step(tiles, a, rows(), (b, b2)))
 

@@ -48,7 +48,7 @@ class GlobalTensor:
         self.arg = arg
         self.axes = tuple(Axis(d) for d in range(arg.type.rank)) if axes is None else axes
         self.fixed = fixed
-        if axes is not None:
+        if axes is not None and (fixed or not all(map(_is_whole, axes))):
             current().kernel.facts["views"] = True
 
     @property
@@ -262,6 +262,12 @@ class GlobalTensor:
             return replace(axis, stop=binary("add", axis.origin, 1), origin=None)
         end = self._extent(axis.dim) if axis.stop is None else axis.stop
         return replace(axis, origin=binary("sub", end, 1))
+
+
+def _is_whole(axis: Axis) -> bool:
+    """Whether it is an axis of the tensor, all of it: TMA reaches what it reaches of the tensor."""
+    plain = axis.dim is not None and axis.stop is axis.pages is axis.origin is None
+    return plain and isinstance(axis.start, int) and axis.start == 0
 
 
 def _slice_backwards(axis: Axis, start: Any, stop: Any) -> Axis:

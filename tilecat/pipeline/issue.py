@@ -233,13 +233,6 @@ class Issue(Party):
         columns = 0
         for some in self._inputs():
             if isinstance(some.kind, ScalesType):
-                if self.pipe.pairs:
-                    raise LayoutError(
-                        f"{self.pipe.template}: a pair's products are without scales, got "
-                        f"pairs=True and {some!r}",
-                        loc=some.alloc.loc,
-                        hint="pairs=False",
-                    )
                 some.tensor = allocate(in_tensor_memory(some.kind), some.name, some.count)
                 columns += columns_of(some.tensor)
         return columns
