@@ -100,11 +100,13 @@ def encoder(implementation: str, tiny: bool) -> tuple[Any, Callable[[Any], Any],
     """Model, loss of a batch, batches (tokens [2 B, L], mask): lines, then those that follow."""
     more = {**TINY, "vocab_size": 30522} if tiny else {}
     config = transformers.BertConfig(**{**ENCODER, **more}, attn_implementation=implementation)
-    found = None if tiny else importlib.util.find_spec(PACKAGE)
-    folder = Path(found.origin).parent / "model" if found is not None and found.origin else None
+    package = None if tiny else importlib.util.find_spec(PACKAGE)
+    folder = Path(package.origin).parent / "model" if package and package.origin else None
     model = transformers.BertModel(config, add_pooling_layer=False)
     if folder is not None:
-        model.load_state_dict(load_file(folder / "model.safetensors"), strict=False)
+        found = model.load_state_dict(load_file(folder / "model.safetensors"), strict=False)
+        if found.missing_keys:
+            raise SystemExit(f"error: {PACKAGE} lacks weights: {', '.join(found.missing_keys)}")
     pairs, most = 4 if tiny else 64, 24 if tiny else 128
     lines = [line for line in documentation().splitlines() if len(line) > 40]
     tokens = [[*ids[: most - 1], 102] for ids in map(tokenizer(folder), lines)]

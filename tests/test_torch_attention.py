@@ -6,6 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 from torch_exact import causal, close, double, exact, heads, once_supported  # noqa: E402
 
 import tilecat as tc  # noqa: E402
@@ -177,6 +178,16 @@ def test_deterministic_algorithms_reach_the_backward(monkeypatch):
         finally:
             torch.use_deterministic_algorithms(False)
     assert asked == [False, True]
+
+
+def test_meta_tensors_and_counted_operations():
+    q, k, v = qkv(grad=False)
+    meta = [x.to("meta") for x in (q, k, v)]
+    assert tt.attention(*meta).shape == q.shape and tt.attention(*meta).is_meta
+    with FlopCounterMode(display=False) as counter:
+        tt.attention(q, k, v)
+        tt.matmul(q, k.mT)
+    assert counter.get_total_flops() == 2 * 40 * 72 * 32 * (4 + 2)
 
 
 def test_bad_input_names_the_rule():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from ..attention_backward_call import attention_backward
@@ -184,11 +185,20 @@ def _check_trains(options: tuple[Any, ...]) -> None:
             )
 
 
+def _forward_flops(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
+    return int(2 * math.prod(q[:3]) * k[2] * (q[3] + v[3]))
+
+
+def _backward_flops(_: Any, q: Any, k: Any, v: Any, *__: Any, **___: Any) -> int:
+    return int(2 * math.prod(q[:3]) * k[2] * (3 * q[3] + 2 * v[3]))
+
+
 _forward = define(
     f"attention_forward(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor, Tensor)",
     _forward_kernel,
     _forward_fake,
     _Attention,
+    flops=_forward_flops,
     cast=3,
 )
 _backward = define(
@@ -196,4 +206,5 @@ _backward = define(
     f"{_OPTIONS}, bool deterministic) -> (Tensor, Tensor, Tensor)",
     _backward_kernel,
     _backward_fake,
+    flops=_backward_flops,
 )

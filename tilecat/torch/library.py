@@ -22,6 +22,7 @@ except ModuleNotFoundError as error:
         "tilecat.torch needs PyTorch, which is optional: pip install 'tilecat[torch]'",
         name="torch",
     ) from error
+from torch.utils.flop_counter import register_flop_formula
 
 LIBRARY = torch.library.Library("tilecat", "DEF")
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -31,7 +32,7 @@ TENSORS.update((torch.Tensor, torch.nn.Parameter))
 
 def define(
     schema: str, kernel: Callable[..., Any], fake: Callable[..., Any], function: Any = None,
-    *, cast: int | None = None,
+    *, flops: Callable[..., int], cast: int | None = None,
 ) -> Callable[..., Any]:  # fmt: skip
     """Makes the operator `torch.ops.tilecat.NAME`.
 
@@ -41,6 +42,7 @@ def define(
         fake: gives empty results of the same shapes, strides and dtypes.
         function: autograd.Function of a function that runs the operator and then its arguments;
             None for an operator of no gradients.
+        flops: of shapes in place of tensors and `out_shape`, for torch's FlopCounterMode.
         cast: how many arguments take autocast's dtype; None for all that are floats.
 
     Returns:
@@ -52,6 +54,7 @@ def define(
     for device in DEVICES:
         LIBRARY.impl(name, kernel, device)
     torch.library.register_fake(f"tilecat::{name}", fake, lib=LIBRARY)
+    register_flop_formula(operator.overloadpacket)(flops)
 
     def below_autograd(*args: Any) -> Any:
         with torch._C._AutoDispatchBelowAutograd():
@@ -84,9 +87,9 @@ def define(
 
 
 def _is_plain(args: tuple[Any, ...]) -> bool:
-    """Whether no mode, transform, autocast, profiler or subclass of tensors wants to see it."""
+    """Whether no mode, transform, autocast, profiler or kind of tensor wants to see the call."""
     for x in args:
-        if type(x) not in TENSORS and isinstance(x, torch.Tensor):
+        if isinstance(x, torch.Tensor) and (type(x) not in TENSORS or x.is_meta):
             return False
     return not (
         torch._C._len_torch_dispatch_stack()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from .. import operators
@@ -125,10 +126,17 @@ def _check_trains(name: str, *operands: Any) -> None:
             )
 
 
-_matmul = define("matmul(Tensor a, Tensor b) -> Tensor", _matmul_kernel, _matmul_fake, _Matmul)
+def _flops(a: Any, b: Any, *_: Any, out_shape: Any, **__: Any) -> int:
+    return 2 * math.prod(out_shape) * int(a[-1])
+
+
+_matmul = define(
+    "matmul(Tensor a, Tensor b) -> Tensor", _matmul_kernel, _matmul_fake, _Matmul, flops=_flops
+)
 _linear = define(
     "linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor",
     _linear_kernel,
     _linear_fake,
     _Linear,
+    flops=_flops,
 )
