@@ -2,7 +2,7 @@
 
     python benchmarks/attention_steps.py OUT.json [ROUNDS]
 
-D128, 16 heads, B16, N3072, not causal. Measured as `tilecat bench` does: results checked against
+D128, 16 heads, B16, N768 and N3072, not causal. Measured as `tilecat bench` does: results checked against
 float64, calls interleaved, L2 flushed.
 """
 
@@ -21,7 +21,7 @@ from tilecat.testing import poison
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 from attention_in_seven_steps import STEPS
 
-SHAPE = "D128 B16 N3072"
+SHAPES = ("D128 B16 N768", "D128 B16 N3072")
 BACKENDS = {"SDPA cuDNN": "CUDNN_ATTENTION", "SDPA FlashAttention-2": "FLASH_ATTENTION"}
 
 
@@ -31,14 +31,9 @@ def with_backend(backend: Any, *arguments: Any) -> Any:
         return torch.nn.functional.scaled_dot_product_attention(*arguments)
 
 
-def main(target: str, rounds: int = 20) -> None:
-    """Checks, measures, writes the results file."""
-    path = record.path_for("", target, overwrite=False)
-    torch.manual_seed(0)
-    facts = record.environment(torch)
-    before = record.smi()
-    session, shape = Session(torch, repeats=rounds), SPEC.shape(SHAPE)
-    session.share_s = 120.0
+def measure(session: Session, name: str) -> dict[str, Any]:
+    """One row: every step and the peers."""
+    shape = SPEC.shape(name)
     q, k, v = operands(torch, shape)
     out, worst, functions = torch.empty_like(q), 0.0, {}
     for step in STEPS:
@@ -46,20 +41,32 @@ def main(target: str, rounds: int = 20) -> None:
         step(q, k, v, out)
         worst = max(worst, check(torch, q, k, v, out))
         functions[step.name] = partial(step, q, k, v, out)
-    for name, member in BACKENDS.items():
+    for peer, member in BACKENDS.items():
         backend = getattr(torch.nn.attention.SDPBackend, member)
-        functions[name] = partial(with_backend, backend, q, k, v)
+        functions[peer] = partial(with_backend, backend, q, k, v)
     row: dict[str, Any] = {"table": "attention_steps", "label": shape.name, "error": worst}
-    row |= session.compare(functions, SPEC, shape, ours=STEPS[-1].name)
+    return row | session.compare(functions, SPEC, shape, ours=STEPS[-1].name)
+
+
+def main(target: str, rounds: int = 20) -> None:
+    """Checks, measures, writes the results file."""
+    path = record.path_for("", target, overwrite=False)
+    torch.manual_seed(0)
+    facts = record.environment(torch)
+    before = record.smi()
+    session = Session(torch, repeats=rounds)
+    session.share_s = 120.0
+    rows = [measure(session, name) for name in SHAPES]
     results = {
         "environment": facts,
         "smi": {"before": before, "under load": record.smi_under_load(torch)},
         "method": METHOD,
         "settings": {"repeats": rounds, "warmup": session.warmup},
-        "rows": [row],
+        "rows": rows,
     }
     record.write(path, results)
-    print(line_of(row))
+    for row in rows:
+        print(line_of(row))
     print(f"results: {path}")
 
 

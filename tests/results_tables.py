@@ -121,11 +121,12 @@ def variants(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def steps(rows: list[dict[str, Any]]) -> list[str]:
-    """One line a variant."""
-    return markdown(
-        ["step", "TFLOP/s"],
-        [[name, _speed(row, name)] for row in rows for name in row.get("tflops", {})],
-    )
+    """One line a variant, one column a problem."""
+    measured = [row for row in rows if "tflops" in row]
+    labels = [row["label"] for row in measured] if len(measured) > 1 else ["TFLOP/s"]
+    names = list(dict.fromkeys(name for row in measured for name in row["tflops"]))
+    lines = [[name, *(_speed(row, name) for row in measured)] for name in names]
+    return markdown(["TFLOP/s" if len(measured) > 1 else "step", *labels], lines)
 
 
 def comparison(rows: list[dict[str, Any]]) -> list[str]:

@@ -79,6 +79,13 @@ def test_linear_and_its_gradients_are_those_of_float64():
         close(mine.grad, other.grad)
 
 
+def test_results_may_be_written_in_place():
+    x, weight = randn(2, 9, 32, grad=True), randn(48, 32, grad=True)
+    out = tt.linear(x, weight)
+    torch.relu_(out).sum().backward()
+    torch.relu_(tt.matmul(x, weight.mT)).sum().backward()
+
+
 def test_linear_without_bias():
     x, weight = randn(9, 32), randn(48, 32)
     close(tt.linear(x, weight), x.double() @ weight.double().T)

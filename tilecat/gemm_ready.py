@@ -210,6 +210,8 @@ def tokens(*options: Any) -> tuple[Any, ...] | None:
             found.append((x.data_ptr(), x.get_device(), x.dtype, x.shape, x.stride()))
         elif kind in NUMBERS:
             found.append((kind, x or repr(x)))  # 0.0 and -0.0 differ
+        elif kind is bool or kind is str:
+            found.append((kind, x))
         elif kind is tuple:
             inner = tokens(*x)
             if inner is None:

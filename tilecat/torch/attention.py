@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import fields
 from typing import Any
 
 from ..attention_backward_call import attention_backward
@@ -64,51 +65,62 @@ def _edges(causal: Any, window: Any) -> tuple[str, int | None, int | None]:
     if not isinstance(causal, bool | str) or not (
         window is None or isinstance(window, tuple | list) and len(window) == 2
     ):
-        Options(causal, window, *[None] * 6).edges()
+        Options(causal, window, *[None] * (len(fields(Options)) - 2)).edges()
     left, right = (None, None) if window is None else window
     return causal if isinstance(causal, str) else "top-left" * causal, left, right
 
 
-def _keywords(
-    bias: Any, sinks: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, tensors: list[Any],
-    scale: float, causal: str, left: int | None, right: int | None, softcap: float | None,
-    mods: str,
-) -> dict[str, Any]:  # fmt: skip
-    """An operator's options as `tilecat.attention` takes them."""
+def _forward_kernel(
+    q: Any, k: Any, v: Any, bias: Any, sinks: Any, cu_seqlens_q: Any, cu_seqlens_k: Any,
+    tensors: list[Any], scale: float, causal: str, left: int | None, right: int | None,
+    softcap: float | None, mods: str,
+) -> Any:  # fmt: skip
     score_mod, mask_mod = restore(mods, tensors)
-    return {
-        "causal": causal or False, "scale": scale, "softcap": softcap,
-        "window": None if left is right is None else (left, right),
-        "bias": bias, "mask_mod": mask_mod, "score_mod": score_mod, "sinks": sinks,
-        "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k,
-    }  # fmt: skip
+    return attention_forward(
+        q, k, v, causal=causal or False, scale=scale, softcap=softcap, bias=bias, sinks=sinks,
+        window=None if left is right is None else (left, right), mask_mod=mask_mod,
+        score_mod=score_mod, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
+        out=_output(q, v), return_lse=True,
+    )  # fmt: skip
 
 
-def _forward_kernel(q: Any, k: Any, v: Any, *options: Any) -> Any:
-    out = _output(q, v) if q.dim() == v.dim() == 4 else None
-    return attention_forward(q, k, v, out=out, return_lse=True, **_keywords(*options))
-
-
-def _forward_fake(q: Any, k: Any, v: Any, *options: Any) -> Any:
-    return _output(q, v), q.new_empty(q.shape[:-1], dtype=torch.float32)
+def _forward_fake(
+    q: Any, k: Any, v: Any, bias: Any, sinks: Any, cu_seqlens_q: Any, *more: Any
+) -> Any:
+    rows = q.shape[:-1] if cu_seqlens_q is None else (q.shape[1], q.shape[0])
+    return _output(q, v), q.new_empty(rows, dtype=torch.float32)
 
 
 def _output(q: Any, v: Any) -> Any:
-    """[B, H, Lq, Dv], with the heads inside where q has them inside."""
-    batch, heads, length, _ = q.shape
-    if q.stride(1) < q.stride(2):
-        return q.new_empty((batch, length, heads, v.shape[3])).transpose(1, 2)
-    return q.new_empty((batch, heads, length, v.shape[3]))
+    """[..., Dv], its axes in memory in q's order: the heads inside where q has them inside.
+
+    No view, for autograd lets nobody write into a view that a function of ours gives.
+    """
+    if q.ndim < 2 or v.ndim != q.ndim:
+        return None  # the call says so
+    if q.shape[-1] == v.shape[-1] and q.stride(-1) == 1:
+        return torch.empty_like(q)
+    *rows, _ = q.shape
+    columns, order = v.shape[-1], sorted(range(q.ndim - 1), key=q.stride, reverse=True)
+    strides, step = [1] * q.ndim, columns
+    for axis in reversed(order):
+        strides[axis] = step
+        step *= rows[axis]
+    return q.new_empty_strided((*rows, columns), strides)
 
 
 def _backward_kernel(
-    grad: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *options: Any
-) -> tuple[Any, Any, Any]:
-    *options, deterministic = options  # type: ignore[assignment]
-    keywords = _keywords(*options)
-    return attention_backward(  # type: ignore[no-any-return]
-        grad, q, k, v, out, lse, deterministic=deterministic, **keywords
-    )
+    grad: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, bias: Any, sinks: Any,
+    cu_seqlens_q: Any, cu_seqlens_k: Any, tensors: list[Any], scale: float, causal: str,
+    left: int | None, right: int | None, softcap: float | None, mods: str, deterministic: bool,
+) -> Any:  # fmt: skip
+    score_mod, mask_mod = restore(mods, tensors)
+    return attention_backward(
+        grad, q, k, v, out, lse, causal=causal or False, scale=scale, softcap=softcap, bias=bias,
+        sinks=sinks, window=None if left is right is None else (left, right), mask_mod=mask_mod,
+        score_mod=score_mod, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
+        deterministic=deterministic,
+    )  # fmt: skip
 
 
 def _backward_fake(grad: Any, q: Any, k: Any, v: Any, *more: Any) -> tuple[Any, Any, Any]:
@@ -167,8 +179,10 @@ class _Once(torch.autograd.Function):  # type: ignore[misc]
 
 def _grad_sinks(grad: Any, out: Any, lse: Any, sinks: Any) -> Any:
     """A sink's share of each row's softmax times what the row's value would change: no value."""
-    share = torch.exp(sinks[:, None] - lse)
-    return -(share * (grad.float() * out.float()).sum(-1)).sum((0, 2))
+    change = (grad.float() * out.float()).sum(-1)
+    if lse.ndim == 2:  # a packed batch: rows by heads
+        return -(torch.exp(sinks[:, None] - lse) * change.mT).sum(1)
+    return -(torch.exp(sinks[:, None] - lse) * change).sum((0, 2))
 
 
 def _check_trains(options: tuple[Any, ...]) -> None:

@@ -27,6 +27,7 @@ from torch.utils.flop_counter import register_flop_formula
 LIBRARY = torch.library.Library("tilecat", "DEF")
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 DEVICES = ("CPU", "CUDA")  # tensors on the CPU run on the PTX machine
+PLAIN = frozenset((type(None), bool, int, float, str, list))
 TENSORS.update((torch.Tensor, torch.nn.Parameter))
 
 
@@ -61,7 +62,8 @@ def define(
             return operator(*args)
 
     def differentiable(*args: Any) -> Any:
-        return function.apply(below_autograd, *args) if _trains(args) else below_autograd(*args)
+        trains = torch.is_grad_enabled() and any(map(requires_grad, args))
+        return function.apply(below_autograd, *args) if trains else below_autograd(*args)
 
     if function is not None:
         LIBRARY.impl(name, differentiable, "Autograd")
@@ -71,39 +73,61 @@ def define(
     arrays = [x.name for x in operator._schema.arguments if str(x.type) == "Tensor"]
 
     def call(*args: Any) -> Any:
-        if torch.compiler.is_compiling() or not _is_plain(args):
+        if torch.compiler.is_compiling():
             return operator(*args)
-        for argument, x in zip(arrays, args, strict=False):
-            if type(x) not in TENSORS:
-                raise DTypeError(
-                    f"{name}: {argument} is a tensor of torch, got {type(x).__name__}",
-                    hint="torch.as_tensor(x), or the function of tilecat itself",
-                )
-        if function is not None and _trains(args):
+        trains = _trains_plainly(args)
+        if trains is None:
+            _check_tensors(name, arrays, args)
+            return operator(*args)
+        if trains and function is not None and torch.is_grad_enabled():
             return function.apply(kernel, *args)
         return kernel(*args)
 
     return call
 
 
-def _is_plain(args: tuple[Any, ...]) -> bool:
-    """Whether no mode, transform, autocast, profiler or kind of tensor wants to see the call."""
+def _trains_plainly(args: tuple[Any, ...]) -> bool | None:
+    """Whether an argument wants a gradient; None if more than the caller wants to see the call.
+
+    That is a mode, a transform, autocast, a profiler, a tracer, or a kind of tensor of its own.
+    """
+    trains = False
     for x in args:
-        if isinstance(x, torch.Tensor) and (type(x) not in TENSORS or x.is_meta):
-            return False
-    return not (
+        kind = type(x)
+        if kind in TENSORS:
+            trains = trains or x.requires_grad
+            if x.is_meta:
+                return None
+        elif kind is list and x:
+            inner = _trains_plainly(tuple(x))
+            if inner is None:
+                return None
+            trains = trains or inner
+        elif kind not in PLAIN:
+            return None
+    watched = (
         torch._C._len_torch_dispatch_stack()
         or torch._C._len_torch_function_stack()
         or torch._C._functorch.peek_interpreter_stack()
         or torch._C._is_any_autocast_enabled()
         or torch.autograd._profiler_enabled()
-        or torch.jit.is_tracing()
+        or torch._C._is_tracing()
     )
+    return None if watched else trains
 
 
-def _trains(args: tuple[Any, ...]) -> bool:
-    """Whether an argument wants a gradient, and gradients are recorded."""
-    return torch.is_grad_enabled() and any(map(requires_grad, args))
+def _check_tensors(name: str, arrays: list[str], args: tuple[Any, ...]) -> None:
+    """Refuses arrays of other libraries.
+
+    Raises:
+        DTypeError: an argument is one.
+    """
+    for argument, x in zip(arrays, args, strict=False):
+        if not isinstance(x, torch.Tensor):
+            raise DTypeError(
+                f"{name}: {argument} is a tensor of torch, got {type(x).__name__}",
+                hint="torch.as_tensor(x), or the function of tilecat itself",
+            )
 
 
 def requires_grad(x: Any) -> bool:

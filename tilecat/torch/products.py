@@ -85,10 +85,14 @@ class _Matmul(torch.autograd.Function):  # type: ignore[misc]
 
 
 def _linear_kernel(x: Any, weight: Any, bias: Any) -> Any:
-    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     step = () if bias is None else (epilogues.bias, bias)
-    out = operators.matmul(rows, weight.mT, epilogue=step)
-    return out if x.dim() == 2 else out.view(*x.shape[:-1], weight.shape[0])
+    if x.ndim == 2:
+        return operators.matmul(x, weight.mT, epilogue=step)
+    # No view, for autograd lets nobody write into a view that a function of ours gives.
+    out = x.new_empty((*x.shape[:-1], weight.shape[0]))
+    rows = x.reshape(-1, x.shape[-1])
+    operators.matmul(rows, weight.mT, out.view(-1, weight.shape[0]), epilogue=step)
+    return out
 
 
 def _linear_fake(x: Any, weight: Any, bias: Any) -> Any:

@@ -40,7 +40,7 @@ def sdpa(
         DTypeError: other dtypes than bf16 and f16.
     """
     refuse_dropout("sdpa: dropout_p", dropout_p)
-    if not query.shape[:-2] == key.shape[:-2] == value.shape[:-2] or query.ndim != 4:
+    if query.ndim != 4 or not query.shape[:2] == key.shape[:2] == value.shape[:2]:
         _check_shapes(query, key, value, enable_gqa)
     causal: bool | str = is_causal
     if attn_mask is not None:
