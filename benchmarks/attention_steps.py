@@ -2,8 +2,8 @@
 
     python benchmarks/attention_steps.py OUT.json [ROUNDS]
 
-D128, 16 heads, B16, N768 and N3072, not causal. Measured as `tilecat bench` does: results checked against
-float64, calls interleaved, L2 flushed.
+D128, 16 heads, B16, N768 and N3072, not causal. Measured as `tilecat bench` does: results checked
+against float64, calls interleaved, L2 flushed.
 """
 
 import sys
