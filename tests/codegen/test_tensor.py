@@ -222,9 +222,9 @@ def test_tiles_of_two_heights_are_refused():
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: tt[bf16, 128, 64], "sums of f32 or s32, got bf16"),
+        (lambda: tt[tc.u32, 128, 64], "sums of f32 or s32, or an A of .* got u32"),
         (lambda: tt[f32, 96, 64], "64 or 128 rows, got rows=96"),
-        (lambda: tt[f32, 128, 60], "a multiple of 8, got cols=60"),
+        (lambda: tt[f32, 128, 60], "columns of f32 are a multiple of 8, got cols=60"),
         (lambda: tt[s32, 128], "wants tt"),
     ],
 )

@@ -33,7 +33,7 @@ def _mma(name: str, acc: Any, a: Any, b: Any, options: dict[str, Any]) -> None:
     flag = predicate_of(name, acc.accumulate if accumulate is None else accumulate)
     signs = tuple(-1 if options[key] else 1 for key in ("negate_a", "negate_b"))
     right = factor_of(name, b, name.endswith("Bt"))
-    left = factor_of(name, a, name.startswith("mma_At"))
+    left = _left(name, a)
     scales = _scales(name, options.get("scale_a"), options.get("scale_b"))
     wide_k = isinstance(acc, TensorTile) and acc.wide_k
     more = bool(options["saturate"]), wide_k, scales
@@ -62,6 +62,22 @@ def _scales(name: str, *given: Any) -> tuple[Value, Value] | None:
     return found[0], found[1]
 
 
+def _left(name: str, a: Any) -> Value:
+    """A of a product; in tensor memory it is row by lane.
+
+    Raises:
+        LayoutError: its transpose there.
+    """
+    if not isinstance(a, TensorTile):
+        return factor_of(name, a, name.startswith("mma_At"))
+    if name.startswith("mma_At"):
+        raise LayoutError(
+            f"{name}: A in tensor memory is M x K, row by lane, and has no transpose, got a={a}",
+            hint=f"tc.{name.replace('At', 'A', 1)}, or a shared tile",
+        )
+    return a.value
+
+
 def mma_AB(
     acc: RegTile,
     a: Any,
@@ -86,7 +102,8 @@ def mma_AB(
 
     Args:
         acc: M x N register tile; M a multiple of 64 by a warpgroup, of 16 by a warp.
-        a: M x K tile. By a warpgroup in registers or shared memory, by a warp in registers.
+        a: M x K tile. By a warpgroup in registers or shared memory, by a warp in registers; with
+            sums in tensor memory in shared or tensor memory.
         b: K x N tile. By a warpgroup in shared memory, of either order for 16-bit types, else with
             K contiguous; by a warp in registers, column order (`tc.load(tile, order="col")`, or
             `tc.swap_layout`).

@@ -10,6 +10,10 @@
         x = tc.load(acc)                        # a register tile, 64 rows by a warpgroup
         tc.free_tmem()
 
+What products read as A can lie there too, of the types that they multiply: a warpgroup stores it
+as the registers of an A, `tc.store(p, tc.cast(x, tc.bf16))` with p = tc.tmem(tt[bf16, 128, 64]),
+and `tc.mma_AB(acc, p, v)` multiplies it. So attention keeps its P.
+
 A tile of 128 rows, at which the tensor core is fastest, is loaded by two warpgroups, each of which
 gets the 64 rows of its own: `with tc.warpgroup(2) as number`.
 
@@ -71,17 +75,18 @@ class TensorTile(_NoPythonValue):
         return self.value.type
 
     def __getitem__(self, index: Any) -> TensorTile:
-        """Some of its columns: `tile[:, 32:64]`, cut at multiples of 8."""
+        """Some of its columns: `tile[:, 32:64]`, cut at multiples of 8; of an A, of 32 bytes."""
         kind = self.type
         (row, rows), (col, cols) = spans_of("tile of tensor memory", index, kind.shape)
-        if (row, rows) != (0, kind.rows) or col % 8 or cols % 8:
+        unit = kind.unit
+        if (row, rows) != (0, kind.rows) or col % unit or cols % unit:
             raise LayoutError(
-                f"slice: parts of {kind} have all its rows, and columns cut at multiples of 8, "
-                f"got rows {row} to {row + rows - 1}, columns {col} to {col + cols - 1}",
-                hint=f"tile[:, {col // 8 * 8}:{-(-(col + cols) // 8) * 8}]",
+                f"slice: parts of {kind} have all its rows, and columns cut at multiples of "
+                f"{unit}, got rows {row} to {row + rows - 1}, columns {col} to {col + cols - 1}",
+                hint=f"tile[:, {col // unit * unit}:{-(-(col + cols) // unit) * unit}]",
             )
-        part = TensorTileType(kind.dtype, kind.rows, cols)
-        view = add(ViewTensor(self.value, 0, 0, part, col)).result
+        part, first = (TensorTileType(kind.dtype, kind.rows, n) for n in (cols, col))
+        view = add(ViewTensor(self.value, 0, 0, part, first.columns)).result
         return TensorTile(view, self.accumulate, self.wide_k)
 
     def __repr__(self) -> str:

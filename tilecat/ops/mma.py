@@ -12,7 +12,7 @@ from ..ir import Access, Effect, Op, Scope, Value, attribute, operand
 from ..layouts import MatrixDescriptor, matrix_descriptor
 from ..layouts.registers import fragment_of
 from ..ptx import instructions as ptx
-from ..tiles import RegTileType, SharedTileType, TileType
+from ..tiles import RegTileType, SharedTileType, TensorTileType, TileType
 
 # Forms some architecture has; the check stage asks the target's own.
 FORMS: dict[tuple[str, str, str, str], MmaForm] = {f.key: f for a in ARCHS for f in a.mma_forms}
@@ -169,7 +169,7 @@ def check_registers(name: str, which: str, kind: RegTileType, order: str, warps:
 
 
 def check_major(
-    name: str, either: bool, a: RegTileType | SharedTileType, b: SharedTileType
+    name: str, either: bool, a: RegTileType | SharedTileType | TensorTileType, b: SharedTileType
 ) -> None:
     """Only 16-bit operands may have M or N contiguous in shared memory.
 

@@ -12,7 +12,7 @@ from ..layouts import MatrixDescriptor, matrix_descriptor
 from ..ptx import instructions as ptx
 from ..ptx import tensor as ptx_tensor
 from ..ptx.tensor_descriptors import InstructionDescriptor
-from ..tiles import SharedTileType, TensorScalesType, TensorTileType, TileType
+from ..tiles import SUMS, SharedTileType, TensorScalesType, TensorTileType, TileType
 from .mma import check_major, check_saturation, check_shapes, pick_form
 from .scalar import Operand
 from .sync import barrier_of
@@ -29,6 +29,7 @@ TENSOR_FORMS: tuple[TensorForm, ...] = tuple(
 # product that moves its operands to uniform registers.
 ISSUERS = (Scope.THREAD, Scope.WARP)
 # Registers with an operand's descriptor at a step; at None, with what those of all steps share.
+STEP_COLUMNS = 8  # of tensor memory, that a K step of 32 bytes takes of an A
 Made = dict[tuple[Value, int | None], str]
 
 
@@ -58,9 +59,33 @@ def check_tensor_extents(
         )
 
 
+def check_places(name: str, acc: TensorTileType, a: Any, b: Any, *, scaled: bool) -> None:
+    """B lies in shared memory; A too, or in tensor memory if it has no scales.
+
+    Raises:
+        DTypeError: an accumulator that holds no sums.
+        LayoutError: operands elsewhere.
+    """
+    if not acc.is_sums:
+        raise DTypeError(
+            f"{name}: sums in tensor memory are {' or '.join(SUMS)}, got acc={acc}",
+            hint=f"tt[tc.f32, {acc.rows}, {acc.cols}]",
+        )
+    for which, kind in (("A", a), ("B", b)):
+        held = isinstance(kind, TensorTileType) and which == "A" and not scaled
+        if not held and not isinstance(kind, SharedTileType):
+            with_scales = " with scales" * scaled
+            also = ", or in tensor memory" if which == "A" and not scaled else ""
+            raise LayoutError(
+                f"{name}: {which} of a tcgen05.mma{with_scales} lies in shared memory{also}, "
+                f"got {which.lower()}={kind}",
+                hint="s = tc.shared(...); tc.store(s, tile); tc.fence_async()",
+            )
+
+
 def check_wide_step(
-    name: str, form: TensorForm, acc: TensorTileType, a: SharedTileType, b: SharedTileType,
-    ctas: int,
+    name: str, form: TensorForm, acc: TensorTileType, a: SharedTileType | TensorTileType,
+    b: SharedTileType, ctas: int,
 ) -> None:  # fmt: skip
     """A K step of 64 bytes: its types, its rows, and tiles whose lines hold whole ones.
 
@@ -82,7 +107,7 @@ def check_wide_step(
     check_wide_scales(name, form, acc)
     step_bytes = form.wide_k // per_byte * a.dtype.nbytes
     for which, kind in (("A", a), ("B", b)):
-        if kind.layout.swizzle_bytes < step_bytes:
+        if isinstance(kind, SharedTileType) and kind.layout.swizzle_bytes < step_bytes:
             raise LayoutError(
                 f"{name}: a wide K step reads {step_bytes} bytes of a line, got {which.lower()}="
                 f"{kind} with a swizzle of {kind.layout.swizzle_bytes} bytes",
@@ -103,7 +128,7 @@ class TensorMma(Op):
 
     Args:
         acc: M x N sums in tensor memory, M 64 or 128.
-        a: M x K tile in shared memory (for the `At` forms, its transpose).
+        a: M x K tile in shared memory (for the `At` forms, its transpose), or in tensor memory.
         b: K x N tile in shared memory (for the `Bt` forms, its transpose); of a pair of CTAs, the
             N/2 columns that this one has.
         accumulate: True, False, or a run-time predicate.
@@ -134,15 +159,10 @@ class TensorMma(Op):
         """Nothing; shapes, dtypes and layouts must fit an instruction."""
         acc, a, b = self.acc.type, self.a.type, self.b.type
         assert isinstance(acc, TensorTileType), "chosen by its type"
-        for which, kind in (("A", a), ("B", b)):
-            if not isinstance(kind, SharedTileType):
-                raise LayoutError(
-                    f"{self.name}: {which} of a tcgen05.mma lies in shared memory, "
-                    f"got {which.lower()}={kind}",
-                    hint="s = tc.shared(...); tc.store(s, tile); tc.fence_async()",
-                )
-        assert isinstance(a, SharedTileType) and isinstance(b, SharedTileType), "checked above"
-        if self.scale_a is not None:
+        check_places(self.name, acc, a, b, scaled=self.scale_a is not None)
+        assert isinstance(a, SharedTileType | TensorTileType), "checked"
+        assert isinstance(b, SharedTileType), "checked"
+        if self.scale_a is not None and isinstance(a, SharedTileType):
             check_k_contiguous(self.name, a, b)
         check_shapes(self.name, acc, a, replace(b, cols=b.cols * self.ctas))
         form = self.form
@@ -151,7 +171,7 @@ class TensorMma(Op):
         depth = a.cols * PER_BYTE.get(form.a, 1)
         check_tensor_extents(self.name, form, acc, depth, self.ctas)
         check_saturation(self.name, form, self.saturate)
-        check_major(self.name, a.dtype.bits == 16, a, b)
+        check_major(self.name, b.dtype.bits == 16, a, b)
         if self.signs != (1, 1) and not form.signs:
             raise DTypeError(
                 f"{self.name}: only products of floats can be negated, got {form.a} x {form.b}",
@@ -170,14 +190,14 @@ class TensorMma(Op):
         assert isinstance(acc, TensorTileType), "chosen by its type"
         return scaled_form(self.name, a, b, acc, (self.scale_a.type, self.scale_b.type))
 
-    def descriptors(self) -> tuple[MatrixDescriptor, MatrixDescriptor]:
-        """How A and B are walked."""
-        assert isinstance(self.a.type, SharedTileType), "checked in infer"
-        assert isinstance(self.b.type, SharedTileType), "checked in infer"
+    def descriptors(self) -> tuple[MatrixDescriptor | None, MatrixDescriptor]:
+        """How A and B are walked; None for an A in tensor memory."""
+        a, b = self.a.type, self.b.type
+        assert isinstance(b, SharedTileType), "checked in infer"
         try:
             return (
-                matrix_descriptor(self.a.type.layout, "A"),
-                matrix_descriptor(self.b.type.layout, "B"),
+                matrix_descriptor(a.layout, "A") if isinstance(a, SharedTileType) else None,
+                matrix_descriptor(b.layout, "B"),
             )
         except LayoutError as error:  # K, or no swizzle
             text = error.message.removeprefix("descriptor: ")
@@ -191,7 +211,7 @@ class TensorMma(Op):
         place = place_of(form, step)[1] if form.block else 0
         return InstructionDescriptor(
             form.kind, form.a, form.b, acc.rows * self.ctas, acc.cols, form.accumulator,
-            a_mn_major=left.major == "MN", b_mn_major=right.major == "MN",
+            a_mn_major=left is not None and left.major == "MN", b_mn_major=right.major == "MN",
             negate_a=self.signs[0] < 0, negate_b=self.signs[1] < 0, saturate=self.saturate,
             wide_k=self.wide_k,
             scale=form.scale, sfa_id=place, sfb_id=place,
@@ -208,7 +228,7 @@ class TensorMma(Op):
     @property
     def steps(self) -> range:
         """Where its instructions begin, in units of 32 bytes of K."""
-        return range(0, self.descriptors()[0].num_k_steps, 1 + self.wide_k)
+        return range(0, self.descriptors()[1].num_k_steps, 1 + self.wide_k)
 
     def emit(self, w: Any) -> None:
         """One `tcgen05.mma` a K step."""
@@ -220,7 +240,7 @@ class TensorMma(Op):
     def begin(self, w: Any, made: Made) -> None:
         """What all steps' descriptors begin with, where it is not made."""
         for tile, descriptor in zip((self.a, self.b), self.descriptors(), strict=True):
-            if (tile, None) not in made:
+            if descriptor is not None and (tile, None) not in made:
                 made[tile, None] = w.operand_base(tile, descriptor)
 
     def issue(self, w: Any, made: Made, step: int, collectors: str = "") -> None:
@@ -228,7 +248,9 @@ class TensorMma(Op):
         form, what = self.form, w.instruction_descriptor(self.instruction(step))
         sums, issuer = w.text(w.address(self.acc)), w.issuer(self.scope)
         for tile, descriptor in zip((self.a, self.b), self.descriptors(), strict=True):
-            if (tile, step) not in made:
+            if (tile, step) not in made and descriptor is None:
+                made[tile, step] = f"[{w.text(w.address(tile), step * STEP_COLUMNS)}]"
+            elif (tile, step) not in made:
                 made[tile, step] = w.operand(made[tile, None], descriptor, step)
         a, b = made[self.a, step], made[self.b, step]
         accumulate = w.predicate(True if step else self.accumulate)

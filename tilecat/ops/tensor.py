@@ -11,12 +11,10 @@ from ..ir import Access, Effect, Op, Scope, Value, attribute, operand
 from ..ptx import instructions as ptx
 from ..ptx import tensor as ptx_tensor
 from ..ptx import transfers
-from ..tiles import RegTileType, ScalarType, TensorScalesType, TensorTileType, TileType
+from ..tiles import SUMS, RegTileType, ScalarType, TensorScalesType, TensorTileType, TileType
 from .scalar import Operand
 
 SLOT_BYTES = 8  # of shared memory: tcgen05.alloc writes a 32-bit address there
-SHAPE, SHAPE_COLUMNS, SHAPE_REGISTERS = "16x256b", 8, 4  # PTX ISA 9.7.16.2.3.1.4
-MAX_REPEAT = 32  # PTX ISA 9.7.16.8.1, table of .num: .16x256b.x1 to .x32
 ROWS = 64  # of a warpgroup's fragment: 16 a warp
 
 
@@ -166,16 +164,43 @@ def _moved(name: str, kind: TileType, pair: bool) -> RegTileType:
     return RegTileType(kind.dtype, ROWS, kind.cols)
 
 
+@dataclass(frozen=True)
+class Shape:
+    """A shape of tcgen05.ld and .st that moves 16 lanes in a fragment of registers.
+
+    Args:
+        name: as PTX has it.
+        columns: of one repetition.
+        registers: of one repetition.
+        most: repetitions of one instruction.
+    """
+
+    name: str
+    columns: int
+    registers: int
+    most: int
+
+
+# PTX ISA 9.7.16.2.3.1, fragments; 9.7.16.8.1, table of .num. A lane has row l/4 and l/4 + 8; of
+# sums, two columns of 8 next to each other; of an A, one of 4, which has what a lane of its
+# fragment holds: 2 elements of 16 bits, 4 of 8, or one tf32.
+_OF_SUMS = Shape("16x256b", 8, 4, 32)
+_OF_A = Shape("16x128b", 4, 2, 64)
+
+
 def _chunks(w: Any, tile: Value, registers: tuple[str, ...], pair: bool) -> list[Any]:
-    """(repeat, registers, address) of each instruction: powers of two of 8 columns."""
+    """(shape, repeat, registers, address) of each instruction; repeats are powers of two."""
+    kind = tile.type
+    assert isinstance(kind, TensorTileType), "checked in infer"
+    shape = _OF_SUMS if kind.is_sums else _OF_A
     start = w.tensor_lanes(w.address(tile), pair)
     found, done = [], 0
     while done < len(registers):
-        left = (len(registers) - done) // SHAPE_REGISTERS
-        repeat = min(MAX_REPEAT, 1 << left.bit_length() - 1)
-        part = registers[done : done + repeat * SHAPE_REGISTERS]
-        extra = done // SHAPE_REGISTERS * SHAPE_COLUMNS
-        found.append((repeat, part, w.text(start, extra)))
+        left = (len(registers) - done) // shape.registers
+        repeat = min(shape.most, 1 << left.bit_length() - 1)
+        part = registers[done : done + repeat * shape.registers]
+        extra = done // shape.registers * shape.columns
+        found.append((shape.name, repeat, part, w.text(start, extra)))
         done += len(part)
     return found
 
@@ -213,8 +238,8 @@ class LoadTensor(Op):
     def emit(self, w: Any) -> None:
         """`tcgen05.ld` in the fragment of an accumulator, the wait, and the fence behind it."""
         registers = w.regs(self.out or self.result)
-        for repeat, part, address in _chunks(w, self.tile, registers, self.pair):
-            w.line(ptx_tensor.load(SHAPE, repeat, part, address))
+        for shape, repeat, part, address in _chunks(w, self.tile, registers, self.pair):
+            w.line(ptx_tensor.load(shape, repeat, part, address))
         w.line(ptx_tensor.wait_loads())
         w.line(ptx_tensor.fence_before())
 
@@ -247,7 +272,8 @@ class StoreTensor(Op):
             )
         if source != kind:
             raise LayoutError(
-                f"store: an accumulator's fragment goes to tensor memory, got {source}",
+                f"store: the fragment of {'sums' if kind.dtype.name in SUMS else 'an A'} goes to "
+                f"{self.tile.type}, got {source}",
                 hint="tc.swap_layout(x), or tc.regroup(x)",
             )
         return ()
@@ -259,8 +285,8 @@ class StoreTensor(Op):
     def emit(self, w: Any) -> None:
         """`tcgen05.st`, the wait, and the fence behind it."""
         registers = w.regs(self.register)
-        for repeat, part, address in _chunks(w, self.tile, registers, self.pair):
-            w.line(ptx_tensor.store(SHAPE, repeat, address, part))
+        for shape, repeat, part, address in _chunks(w, self.tile, registers, self.pair):
+            w.line(ptx_tensor.store(shape, repeat, address, part))
         w.line(ptx_tensor.wait_stores())
         w.line(ptx_tensor.fence_before())
 

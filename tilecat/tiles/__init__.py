@@ -13,6 +13,8 @@ from .types import (
     SCALE_CHUNK_COLUMNS,
     SCALE_ROWS,
     SCALE_WORD,
+    SUMS,
+    TENSOR_OPERANDS,
     BarrierType,
     BytesType,
     GlobalType,
@@ -33,5 +35,6 @@ __all__ = [
     "SCALE_CHUNK_BYTES", "SCALE_CHUNK_COLUMNS", "SCALE_ROWS", "SCALE_WORD",
     "BarrierType", "BytesType", "GlobalType", "PeerType", "RegTileType", "RegVecType",
     "ScalarType", "ScalesType", "SharedTileType", "SharedVecType", "TensorScalesType",
-    "TensorTileType", "TileType", "gl", "inout", "place_type", "rt", "rv", "sc", "st", "sv", "tt",
+    "SUMS", "TENSOR_OPERANDS", "TensorTileType", "TileType", "gl", "inout", "place_type", "rt",
+    "rv", "sc", "st", "sv", "tt",
 ]  # fmt: skip

@@ -8,6 +8,8 @@ from .types import (
     SCALE_CHUNK_BYTES,
     SCALE_ROWS,
     SCALE_WORD,
+    SUMS,
+    TENSOR_OPERANDS,
     GlobalType,
     RegTileType,
     RegVecType,
@@ -186,9 +188,10 @@ class _Tensor:
         _require_extents("tt", (rows, cols))
         assert isinstance(dtype, DType), "checked above"
         assert isinstance(rows, int) and isinstance(cols, int), "checked above"
-        if dtype.name not in ("f32", "s32"):
+        if dtype.name not in (*SUMS, *TENSOR_OPERANDS):
             raise DTypeError(
-                f"tt: tensor memory holds sums of f32 or s32, got {dtype.name}",
+                f"tt: tensor memory holds sums of {' or '.join(SUMS)}, or an A of "
+                f"{', '.join(TENSOR_OPERANDS)}, got {dtype.name}",
                 hint=f"tt[tc.f32, {rows}, {cols}]",
             )
         if rows not in (64, 128):
@@ -196,13 +199,14 @@ class _Tensor:
                 f"tt: a tile of tensor memory has 64 or 128 rows, got rows={rows}",
                 hint=f"nearest legal: {64 if rows < 96 else 128}",
             )
-        if cols % 8:
-            low = cols // 8 * 8
+        kind = TensorTileType(dtype, rows, cols)
+        if cols % kind.unit:
+            low = cols // kind.unit * kind.unit
             raise LayoutError(
-                f"tt: columns are a multiple of 8, got cols={cols}",
-                hint=f"nearest legal: {low or 8} and {low + 8}",
+                f"tt: columns of {dtype.name} are a multiple of {kind.unit}, got cols={cols}",
+                hint=f"nearest legal: {low or kind.unit} and {low + kind.unit}",
             )
-        return TensorTileType(dtype, rows, cols)
+        return kind
 
 
 class _Scales:

@@ -294,17 +294,24 @@ def place_type(kind: object) -> object:
     return kind.kind if isinstance(kind, PeerType) else kind
 
 
+# Element types of sums in tensor memory; f16 sums, one a column of 32 bits, are not made here.
+SUMS = ("f32", "s32")
+# Element types of an A there (PTX ISA 9.7.16.10.9.1, a-tmem; 4- and 6-bit types are not made here).
+TENSOR_OPERANDS = ("bf16", "f16", "tf32", "e4m3", "e5m2", "s8", "u8")
+
+
 @dataclass(frozen=True, repr=False)
 class TensorTileType:
-    """A `rows x cols` tile in tensor memory, where tcgen05.mma keeps its sums.
+    """A `rows x cols` tile in tensor memory: sums of tcgen05.mma, or its A.
 
-    Every element has a column of 32 bits. Of 128 rows, row r is lane r; of 64 rows, 16 lie in each
-    quarter: row r is lane 32 (r // 16) + r mod 16 (PTX ISA 9.7.16.10.5, layouts D and F).
+    A sum has a column of 32 bits. Of an A, a column has 32 bits of adjacent elements of its row.
+    Of 128 rows, row r is lane r; of 64 rows, 16 lie in each quarter: row r is lane
+    32 (r // 16) + r mod 16 (PTX ISA 9.7.16.10.5, layouts D and F).
 
     Args:
-        dtype: f32 or s32.
+        dtype: f32 or s32 for sums, else that of A.
         rows: 64 or 128.
-        cols: a multiple of 8.
+        cols: a multiple of 8; of an A, of 32 bytes.
     """
 
     dtype: DType
@@ -317,9 +324,19 @@ class TensorTileType:
         return (self.rows, self.cols)
 
     @property
+    def is_sums(self) -> bool:
+        """Whether products are added to it; else they read it."""
+        return self.dtype.name in SUMS
+
+    @property
     def columns(self) -> int:
         """Columns of tensor memory."""
-        return self.cols
+        return self.cols * self.dtype.bits // 32
+
+    @property
+    def unit(self) -> int:
+        """Elements of a row in 8 columns, of which its parts have a whole number."""
+        return 8 * 32 // self.dtype.bits
 
     def lane(self, row: int) -> int:
         """The lane that holds a row."""
