@@ -31,6 +31,9 @@ KERNELS = {
     "gemm_pairs_sm_107a": lambda: matmul.compile(target="sm_107a", cluster=2, pairs=True),
     "mxfp8_sm_100a": lambda: matmul_mxfp8.compile(target="sm_100a"),
     "nvfp4_sm_107a": lambda: matmul_fp4.compile(target="sm_107a", **RUBIN),
+    "gemm_launch_control_sm_100a": lambda: matmul.compile(
+        target="sm_100a", cluster=2, pairs=True, persistent="launch-control"
+    ),
     "attention": lambda: attention.compile(D=64, consumers=3, pingpong=True),
 }
 

@@ -47,7 +47,11 @@ def test_products_of_each_type_assemble_without_spills(
     assert "UTCBAR.2CTA.MULTICAST" in made.sass
 
 
-@pytest.mark.parametrize("params", [{}, {"tile_m": 256, "tile_n": 128}, {"tile_n": 64}], ids=str)
+@pytest.mark.parametrize(
+    "params",
+    [{}, {"tile_m": 256, "tile_n": 128}, {"tile_n": 64}, {"persistent": "launch-control"}],
+    ids=str,
+)
 def test_tiles_of_pairs_assemble_without_spills(params: dict[str, Any]):
     made = compiled("sm_107a", **params, **PAIR)
     assert made.resources.spill_bytes == 0

@@ -35,6 +35,7 @@ class Subject:
         params: compile-time parameters.
         strided: arguments that TMA cannot reach: rows one element longer than the matrix.
         target: whose text it is.
+        ctas: of the grid.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Subject:
     params: tuple[tuple[str, Any], ...]
     strided: tuple[int, ...] = ()
     target: str = DEFAULT_TARGET
+    ctas: int = CTAS
 
     @cached_property
     def spec(self) -> KernelSpec:
@@ -92,7 +94,7 @@ class Subject:
         views = [_view(arg) for arg in args]
         result = sim.run(
             text,
-            grid=CTAS,
+            grid=self.ctas,
             args=[machine.argument(param, views, NO_OUTPUT) for param in self.module.params],
             smem_bytes=self.module.smem_bytes,
             table=self.module.table,

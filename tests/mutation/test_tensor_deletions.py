@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import pytest
@@ -18,38 +19,73 @@ TENSOR_SYNC = (
     "tcgen05.fence::before_thread_sync", "tcgen05.fence::after_thread_sync",
     "tcgen05.relinquish_alloc_permit",
 )  # fmt: skip
+LAUNCH_SYNC = ("clusterlaunchcontrol.try_cancel", "fence.proxy.async")
 PAIR_SYNC = ("barrier.cluster.arrive", "barrier.cluster.wait", "bar.warp.sync")
-DATA = ("shfl.sync", "stmatrix.sync", "tcgen05.ld", "tcgen05.mma", "elect.sync")
+DATA = (
+    "clusterlaunchcontrol.query_cancel", "shfl.sync", "stmatrix.sync", "tcgen05.ld", "tcgen05.mma",
+    "elect.sync",
+)  # fmt: skip
 # Deletions that leave a right program, each with the reason, by the subject.
 _END = (
     "consumers, who end the CTA, have waited for a later commit of the same lane; kept, since the "
     "manual does not order the arrivals of two commits, and one must not come after the CTA's end"
 )
-_BOTH = {
-    "all: tcgen05.relinquish_alloc_permit #1": "for other CTAs of the SM, which may wait for it",
-    "producer: mbarrier.try_wait #2": _END,
-    "producer: mbarrier.try_wait #3": _END,
+_PERMIT = {
+    "all: tcgen05.relinquish_alloc_permit #1": "for other CTAs of the SM, which may wait for it"
 }
-_FENCE = "of use in clusters alone; bar.sync orders the CTA's threads"
-_WARP = "the lanes of a warp have executed tcgen05.wait::ld together (.sync.aligned)"
-PLAIN, PAIRS = "a CTA", "pairs of CTAs"
+_FENCE = {
+    "all: fence.mbarrier_init #1": "of use in clusters alone; bar.sync orders the CTA's threads"
+}
+_WARP = {
+    "consumer: bar.warp.sync #1": "the lanes of a warp have executed tcgen05.wait::ld together "
+    "(.sync.aligned)"
+}
+_READ = (
+    "the read of an answer and its next write are ordered by arrivals; kept, as the manual's "
+    "example has a fence between the proxies (PTX ISA 9.7.14.18)"
+)
+_READS = dict.fromkeys(
+    (f"{role}: fence.proxy.async #{n}"
+     for role, n in (("producer", 1), ("producer", 2), ("consumer", 2))), _READ,
+)  # fmt: skip
+
+
+def _ends(*numbers: int) -> dict[str, str]:
+    return {f"producer: mbarrier.try_wait #{number}": _END for number in numbers}
+
+
+PLAIN, PAIRS, LAUNCHED, BOTH = "a CTA", "pairs of CTAs", "launch control", "pairs, launch control"
 EQUIVALENT = {
-    PLAIN: {**_BOTH, "all: fence.mbarrier_init #1": _FENCE},
-    PAIRS: {**_BOTH, "consumer: bar.warp.sync #1": _WARP},
+    PLAIN: {**_PERMIT, **_ends(2, 3), **_FENCE},
+    PAIRS: {**_PERMIT, **_ends(2, 3), **_WARP},
+    LAUNCHED: {**_PERMIT, **_ends(4, 5, 6, 7), **_FENCE, **_READS},
+    BOTH: {**_PERMIT, **_ends(5, 6, 7, 8), **_WARP, **_READS},
 }
-PARAMS: dict[str, dict[str, Any]] = {PLAIN: {}, PAIRS: {"cluster": 2, "pairs": True}}
+PAIR, LAUNCH = {"cluster": 2, "pairs": True}, {"persistent": "launch-control"}
+PARAMS: dict[str, dict[str, Any]] = {
+    PLAIN: {}, PAIRS: PAIR, LAUNCHED: LAUNCH, BOTH: {**PAIR, **LAUNCH},
+}  # fmt: skip
 
 
 def subject(target: str, which: str = PLAIN) -> Subject:
-    """Four tasks for each CTA or pair, so that both buffers are used; ragged edges."""
-    extents = (("M", 200 * PARAMS[which].get("cluster", 1)), ("N", 200), ("K", 264))
+    """Four tasks for each CTA or pair, so that both buffers are used; ragged edges.
+
+    Of launch control eight tasks of two steps, so that the producer is as many ahead as it can be.
+    """
+    cluster, name = PARAMS[which].get("cluster", 1), f"matmul by {which} on {target}"
+    if which in (LAUNCHED, BOTH):
+        extents = (("M", 450 * cluster), ("N", 40), ("K", 72))
+        params = (("tile_m", 128), ("tile_n", 32), ("stages", 4), *PARAMS[which].items())
+        return Subject(name, "matmul", extents, params, target=target, ctas=8 * cluster)
+    extents = (("M", 200 * cluster), ("N", 200), ("K", 264))
     params = (("tile_m", 128), ("tile_n", 64), ("stages", 2), *PARAMS[which].items())
-    return Subject(f"matmul by {which} on {target}", "matmul", extents, params, target=target)
+    return Subject(name, "matmul", extents, params, target=target)
 
 
 def group_of(name: str) -> str:
     """What a deletion counts as, "" for what does not synchronise."""
-    found = [key for key in (*TENSOR_SYNC, *PAIR_SYNC) if name == key or name.startswith(key + ".")]
+    known = (*TENSOR_SYNC, *PAIR_SYNC, *LAUNCH_SYNC)
+    found = [key for key in known if name == key or name.startswith(key + ".")]
     return found[0] if found else listed(name)
 
 
@@ -67,7 +103,9 @@ def deletions(text: str) -> Iterator[Mutant]:
         yield Mutant(group, f"{role}: {group} #{seen[role, group]}", "\n".join(kept), line.strip())
 
 
-@pytest.mark.parametrize(("which", "more"), [(PLAIN, ()), (PAIRS, PAIR_SYNC)])
+@pytest.mark.parametrize(
+    ("which", "more"), [(PLAIN, ()), (PAIRS, PAIR_SYNC), (BOTH, (*PAIR_SYNC, *LAUNCH_SYNC))]
+)
 def test_every_opcode_that_synchronises_is_deleted(which: str, more: tuple[str, ...]):
     text = subject("sm_100a", which).text
     names = {opcode(line) for line in text.splitlines()} - {""}
@@ -76,8 +114,14 @@ def test_every_opcode_that_synchronises_is_deleted(which: str, more: tuple[str, 
     assert {group_of(name) for name in names} >= {*TENSOR_SYNC, *more}
 
 
-@pytest.mark.parametrize("which", [PLAIN, PAIRS])
-@pytest.mark.parametrize("target", ["sm_100a", pytest.param("sm_107a", marks=pytest.mark.full)])
+QUICK = [("sm_100a", PLAIN), ("sm_107a", BOTH)]
+CASES = [
+    pytest.param(*case, marks=() if case in QUICK else pytest.mark.full)
+    for case in product(("sm_100a", "sm_107a"), PARAMS)
+]
+
+
+@pytest.mark.parametrize(("target", "which"), CASES)
 def test_each_deletion_is_found(target: str, which: str):
     mine, equivalent = subject(target, which), EQUIVALENT[which]
     for seed in SEEDS:

@@ -6,6 +6,7 @@ from ..arch import Arch
 from ..errors import ResourceError, SyncError
 from ..ir import Kernel
 from ..ops.copies import CopyArrive
+from ..ops.launch_control import TakeAnswer
 from ..ops.mma_tensor import Commit
 from ..ops.sync import (
     MAX_ARRIVALS,
@@ -28,7 +29,7 @@ def check_barriers(kernel: Kernel, arch: Arch) -> None:
     """
     ops = list(kernel.body.walk())
     initialised = {id(v) for op in ops if isinstance(op, InitBarriers) for v in op.barriers}
-    signals = Arrive | ArriveExpect | CopyArrive | Commit
+    signals = Arrive | ArriveExpect | CopyArrive | Commit | TakeAnswer
     arrived = {id(op.barriers) for op in ops if isinstance(op, signals)}
     waited = {id(op.barriers) for op in ops if isinstance(op, WaitBarrier | TestBarrier)}
     for op in ops:

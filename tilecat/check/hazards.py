@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..errors import SyncError
 from ..ir import Access, Block, Kernel, Op, Value
-from ..ops.control import OneThread, Range, RoleSection, When
+from ..ops.control import OneThread, Range, RoleSection, When, WhileLess
 from ..ops.mma import Mma, MmaWait
 from ..ops.views import overlap, storage
 
@@ -36,7 +36,7 @@ def _walk(block: Block, pending: _Pending) -> _Pending:
             pending = (*pending, op)
         elif isinstance(op, MmaWait):
             pending = pending[len(pending) - op.pending :] if op.pending else ()
-        elif isinstance(op, Range):
+        elif isinstance(op, Range | WhileLess):
             once = _walk(op.body, pending)
             twice = _walk(op.body, once)  # what one iteration leaves meets the next
             pending = max((pending, once, twice), key=len)

@@ -38,6 +38,7 @@ def generate(checked: CheckedKernel) -> PtxModule:
         dependent=bool(kernel.facts.get("dependent")),
         sites=tuple(writer.sites),
         tasks=kernel.facts.get("tasks"),
+        every_task=bool(kernel.facts.get("launch_control")),
     )
 
 

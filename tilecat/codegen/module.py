@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ..addresses import AddressTable, DebugSite
-from .count import Count
+from ..errors import ResourceError
+from .count import Count, counted
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,7 @@ class PtxModule:
         dependent: it waits for the kernels before it on the stream, and may start before they end.
         sites: what its prints, assertions and limited waits are, by number.
         tasks: clusters of its grid, one a task; None for as many as the device holds.
+        every_task: whether no other grid will do: a cluster of the grid is what a task is.
     """
 
     text: str
@@ -113,3 +117,25 @@ class PtxModule:
     dependent: bool = False
     sites: tuple[DebugSite, ...] = ()
     tasks: Count | None = None
+    every_task: bool = False
+
+    def check_grid(self, given: int | tuple[int, ...], args: Sequence[Any]) -> None:
+        """Refuses a grid of which tasks would be missing.
+
+        Args:
+            given: CTAs.
+            args: of the launch.
+
+        Raises:
+            ResourceError: a cluster a task is wanted.
+        """
+        if not self.every_task or self.tasks is None:
+            return
+        wanted = counted(self.tasks, args) * self.cluster
+        extents = given if isinstance(given, tuple) else (given,)
+        if math.prod(extents) != wanted or extents[0] != wanted:
+            raise ResourceError(
+                f"launch {self.entry}: of cluster launch control the grid has a cluster for each "
+                f"task, got grid={given!r} for {wanted} CTAs",
+                hint="leave out grid",
+            )

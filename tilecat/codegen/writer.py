@@ -37,6 +37,7 @@ from .module import (
 REGISTER_KINDS = {
     "s32": "b32", "u32": "b32", "b32": "b32", "f32": "f32", "pred": "pred",
     "s64": "b64", "u64": "b64", "b64": "b64", "b16": "b16",
+    "b128": "b128",
 }  # fmt: skip
 # Special registers, whose names a register may not take (PTX ISA section 10).
 RESERVED = frozenset({

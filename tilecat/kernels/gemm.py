@@ -179,7 +179,7 @@ def matmul(A: gl[TA, ..., "M", "K"], B: gl[TB, ..., "K", "N"], C: inout[TC, ...,
     tasks, shared, args = tasks_of(A, B, C, args, tile_m=tile_m, tile_n=tile_n, tile_k=tile_k,
                                    group=group, cluster=cluster, groups=groups, order=order,
                                    split_k=split_k, stream_k=stream_k, pingpong=pingpong,
-                                   block_scales=block_scales, one=persistent and not second)
+                                   block_scales=block_scales, one=persistent is True and not second)
     pipe = tc.lcf(consumers=consumers, stages=stages, tasks=tasks, steps=tc.cdiv(A.cols, tile_k),
                   pingpong="tasks" if pingpong else False, cluster=tasks.cluster, pairs=pairs,
                   persistent=persistent, wide_k=wide_k, collectors=collectors, early_a=early_a,

@@ -15,7 +15,7 @@ from .. import dtypes
 from ..builder import current
 from ..errors import Loc, ScopeError, is_user_frame
 from ..ir import Block, Scope, Value
-from ..ops.control import OneThread, Range, When
+from ..ops.control import OneThread, Range, When, WhileLess
 from ..tiles import ScalarType
 from .scalars import Scalar, Var, operand_of
 from .values import Registers, SharedTile
@@ -180,6 +180,18 @@ def range_(start: Any, stop: Any = None, step: Any = 1) -> Iterator[Scalar]:
                     hint="compute the trip count first, or guard the body with tc.when",
                 )
     watch.check(body)
+
+
+def while_less(place: Var, stop: Any) -> Iterator[Scalar]:
+    """A loop at run time, as long as a mutable s32 that its body writes is less than `stop`.
+
+    Gives the place's value at the start of the body.
+    """
+    builder = current()
+    body = builder.child()
+    builder.add(WhileLess(place.value, operand_of(stop), body))
+    with builder.within(body):
+        yield place.get()
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from .cluster import (
     StorePeer,
 )
 from .conditions import CompareElements, Indices, SelectElements
-from .control import Elected, OneThread, Range, RoleSection, When
+from .control import Elected, OneThread, Range, RoleSection, When, WhileLess
 from .convert import Cast
 from .copies import CopyArrive, CopyAsync, CopyByThreads, CopyElement, CopyGroup
 from .cta import ReduceCta
@@ -23,6 +23,7 @@ from .elementwise import AllocRegisters, Fill, Map, MapScalar, Spread
 from .global_memory import LoadGlobal, StoreGlobal
 from .global_scalars import LoadScalar, StoreScalar
 from .inline import Inline
+from .launch_control import CancelLaunch, TakeAnswer
 from .masks import Mask
 from .memory import AllocScratch, AllocShared, LoadShared, StoreShared, ViewShared
 from .minifloat import ConvertCodes, PackCodes
@@ -80,7 +81,7 @@ from .views import ViewRegisters
 ALL_OPS: tuple[type[Op], ...] = (
     SpecialRegister, WarpgroupIndex, WarpIndex, Extent, ScalarArgument, Binary, MapScalar, Compare,
     Not, Select, ConvertScalar, NewVar, GetVar, SetVar, Range, When, OneThread, Elected,
-    RoleSection,
+    RoleSection, WhileLess, CancelLaunch, TakeAnswer,
     AllocBarriers, InitBarriers, Arrive, ArriveExpect, WaitBarrier, TestBarrier, NamedBarrier,
     FenceAsync, Fence, WarpSync, ClusterBarrier, GridDependency,
     AllocShared, AllocScratch, ViewShared, StoreShared, LoadShared,

@@ -53,6 +53,33 @@ class Range(Op):
 
 
 @dataclass(eq=False)
+class WhileLess(Op):
+    """`while place < stop` at run time, where the body writes the place."""
+
+    place: Value = operand()
+    stop: Operand = operand()
+    body: Block = region()
+
+    def infer(self) -> tuple[TileType, ...]:
+        """Nothing; both are s32."""
+        require_s32("while", self.place, self.stop)
+        return ()
+
+    def emit(self, w: Any) -> None:
+        """Test at the end of the body, guarded at the start."""
+        more, loop, end = w.new("pred", "more"), w.label("loop"), w.label("loop_end")
+        stop = w.src(self.stop, "s32")
+        w.line(ptx.alu("setp.lt.s32", more, w.src(self.place), stop))
+        w.line(ptx.bra(end), pred=f"!{more}")
+        w.mark(loop)
+        w.block(self.body)
+        w.at(self.loc)
+        w.line(ptx.alu("setp.lt.s32", more, w.src(self.place), stop))
+        w.line(ptx.bra(loop), pred=more)
+        w.mark(end)
+
+
+@dataclass(eq=False)
 class When(Op):
     """`if cond: ... else: ...` at run time."""
 

@@ -297,7 +297,7 @@ class Issue(Party):
         inputs = list(pipe.inputs.values())
         for some in (*inputs, ring):
             some.begin(self)
-        for task in pipe.tasks_of_cta():
+        for task in pipe.tasks_of_cta(self):
             ring.claim()
             for step in range_(pipe.steps_of(task)):
                 visit = Visit(self, builder.block, Scope.WARP, "step")

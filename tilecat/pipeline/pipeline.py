@@ -27,6 +27,7 @@ from .budgets import BESIDE_TILES, Budget, Demand, estimated, fit, give
 from .controls import Controls
 from .holes import Hole, Holes
 from .issue import Issue
+from .launch_control import LAUNCH_CONTROL, Launches, refuse_turns
 from .output import Output
 from .pairs import check_pair
 from .ring import PRODUCER, WARPGROUP_THREADS, Party, Ring
@@ -51,13 +52,14 @@ class Pipeline:
         steps: steps of a task, a scalar.
         cluster: CTAs of a cluster, 1, 2 or 4.
         blocks_per_sm: CTAs that share an SM, and its registers.
-        persistent: whether as many CTAs as the device holds share the tasks, or each CTA has one.
+        persistent: whether as many CTAs as the device holds share the tasks, or each CTA has one;
+            "launch-control": those that run take over tasks of those that have not begun.
         controls: what it asks of its chip beyond the template.
     """
 
     def __init__(
         self, template: str, *, stages: int, tasks: Schedule, steps: Any, cluster: int = 1,
-        blocks_per_sm: int = 1, persistent: bool = True, controls: Controls | None = None,
+        blocks_per_sm: int = 1, persistent: bool | str = True, controls: Controls | None = None,
     ):  # fmt: skip
         self.builder: Builder = current()
         self.loc: Loc | None = self.builder.loc()
@@ -87,8 +89,8 @@ class Pipeline:
         if self.pairs:
             check_pair(template, cluster, tasks.cluster_cols, self.loc)
         facts["oversized"] = self.controls.oversized
-        self._size_grid(tasks, persistent)
         self.builder.kernel.cluster = cluster
+        self._size_grid(tasks, persistent)
         facts["cluster_cols"] = tasks.cluster_cols
         self.stages = stages
         self.tasks = tasks
@@ -105,14 +107,19 @@ class Pipeline:
         facts.update(template=template, stages=stages, blocks_per_sm=blocks_per_sm)
         self.builder.finalizers.append(self.build)
 
-    def _size_grid(self, tasks: Schedule, persistent: bool) -> None:
-        if not isinstance(persistent, bool):
+    def _size_grid(self, tasks: Schedule, persistent: bool | str) -> None:
+        self.launches: Launches | None = None
+        if not isinstance(persistent, bool) and persistent != LAUNCH_CONTROL:
             raise ResourceError(
-                f"{self.template}: persistent is True or False, got {persistent=}", loc=self.loc
-            )
-        if not persistent:
-            what = f"{self.template}: persistent=False"
-            self.builder.kernel.facts["tasks"] = count_of(operand_of(tasks.count), what)
+                f"{self.template}: persistent is True, False or {LAUNCH_CONTROL!r}, got "
+                f"{persistent=}", loc=self.loc,
+            )  # fmt: skip
+        if persistent is True:
+            return
+        facts, what = self.builder.kernel.facts, f"{self.template}: {persistent=}"
+        facts["tasks"] = count_of(operand_of(tasks.count), what)
+        if persistent == LAUNCH_CONTROL:
+            self.launches, facts["launch_control"] = Launches(self), True
 
     # ---- what the kernel declares
 
@@ -244,8 +251,19 @@ class Pipeline:
     def after_steps(self, role: Role) -> None:
         """Code of a role after the last step of a task; its products may be under way."""
 
-    def tasks_of_cta(self, first: Any = 0, of: int = 1) -> Iterator[Task]:
-        """The tasks of this CTA, or of its cluster: all, or every `of`-th from `first` on."""
+    def tasks_of_cta(self, party: Party, first: Any = 0, of: int = 1) -> Iterator[Task]:
+        """The tasks of this CTA, or of its cluster: all, or every `of`-th from `first` on.
+
+        Args:
+            party: who takes them.
+            first: of the every `of`-th.
+            of: how many take turns.
+        """
+        if self.launches is not None:
+            if of > 1:
+                refuse_turns(self)
+            yield from self.launches.tasks(party)
+            return
         if self.builder.kernel.cluster > 1:
             start, step = cluster_id(), num_clusters()
         else:
@@ -271,6 +289,7 @@ class Pipeline:
             self._fit_outputs()
             rings = [*self.rings, *(s.ring for s in self.scratches)]
             rings += [issue.ring for issue in self.issues if issue.ring is not None]
+            rings += [] if self.launches is None else [self.launches]
             add(InitBarriers(tuple(b.result for ring in rings for b in (ring.full, ring.empty))))
             self._sections()
             for ring in rings:
@@ -401,7 +420,7 @@ class Pipeline:
         scratches = self.scratches
         for ring in (*self.inputs.values(), *(s.ring for s in scratches)):
             ring.begin(self.producer)
-        for task in self.tasks_of_cta():
+        for task in self.tasks_of_cta(self.producer):
             for scratch in scratches:
                 scratch.loading = True
             self._fill("task", "begin", task)

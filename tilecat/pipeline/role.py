@@ -196,11 +196,11 @@ class Role(Party):
         """Its tasks; where its warpgroups alternate, each skips the stages of the others' tasks."""
         pipe = self.pipe
         if not self.alternate:
-            yield from pipe.tasks_of_cta()
+            yield from pipe.tasks_of_cta(self)
             return
         for ring in pipe.rings:
             ring.skip(self.consumer * pipe.steps)
-        for task in pipe.tasks_of_cta(self.consumer, self.warpgroups):
+        for task in pipe.tasks_of_cta(self, self.consumer, self.warpgroups):
             if "steps" in dict(task.coords):
                 raise ScopeError(
                     f'{pipe.template}: tasks of pingpong="tasks" have equal steps, got '

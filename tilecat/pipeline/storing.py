@@ -61,7 +61,7 @@ class Storing(Party):
             ring.begin(self)
             self._before[ring.name] = var(0, name=f"{ring.name}_before")
             self._count[ring.name] = var(0, name=f"{ring.name}_stored")
-        for task in pipe.tasks_of_cta():
+        for task in pipe.tasks_of_cta(self):
             if "store" in self.holes:
                 for step in range_(pipe.steps_of(task)):
                     self._visit(rings, scope, "step", task, step)

@@ -171,7 +171,9 @@ class Lcf(Consumers):
             them. "tasks": each takes whole tasks in turn, and one's finish runs beside another's
             steps; they have as many steps, and no scratch.
         blocks_per_sm: CTAs that share an SM, its registers and its shared memory.
-        persistent: False makes the grid as large as the tasks are many, and each CTA has one.
+        persistent: False makes the grid as large as the tasks are many, and each CTA has one;
+            "launch-control" does too, and CTAs that run take over tasks of those that have not
+            begun (Blackwell, Rubin).
         pairs: the two CTAs of a cluster multiply together (Blackwell, Rubin): each has its own rows
             of A and one half of B's columns, which it loads with `multicast="col"`.
         wide_k: products of e4m3 and e5m2 read 64 bytes of K at a time, not 32 (sm_107a); their sums
@@ -264,7 +266,9 @@ class Roles(_Stores):
         steps: steps of a task, a scalar.
         cluster: CTAs of a cluster, 1, 2 or 4.
         blocks_per_sm: CTAs that share an SM, its registers and its shared memory.
-        persistent: False makes the grid as large as the tasks are many, and each CTA has one.
+        persistent: False makes the grid as large as the tasks are many, and each CTA has one;
+            "launch-control" does too, and CTAs that run take over tasks of those that have not
+            begun (Blackwell, Rubin).
     """
 
     def role(self, name: str, *, warpgroups: int = 1, registers: int | None = None) -> Role:
@@ -318,7 +322,7 @@ class Roles(_Stores):
 
 def lcf(
     *, consumers: int, stages: int, tasks: Schedule, steps: Any, pingpong: bool | str = False,
-    cluster: int = 1, blocks_per_sm: int = 1, persistent: bool = True, pairs: bool = False,
+    cluster: int = 1, blocks_per_sm: int = 1, persistent: bool | str = True, pairs: bool = False,
     wide_k: bool = False, collectors: str = "", early_a: bool = False, exclusive: bool = False,
     oversized: bool = False,
     registers: int | None = None,
@@ -339,7 +343,7 @@ def lcf(
 
 def lcsf(
     *, consumers: int, stages: int, tasks: Schedule, steps: Any, pingpong: bool | str = False,
-    cluster: int = 1, blocks_per_sm: int = 1, persistent: bool = True,
+    cluster: int = 1, blocks_per_sm: int = 1, persistent: bool | str = True,
 ) -> Lcsf:  # fmt: skip
     """A load-compute-store-finish pipeline (see `Lcsf`).
 
@@ -353,7 +357,7 @@ def lcsf(
 
 def roles(
     *, stages: int, tasks: Schedule, steps: Any, cluster: int = 1, blocks_per_sm: int = 1,
-    persistent: bool = True,
+    persistent: bool | str = True,
 ) -> Roles:  # fmt: skip
     """A pipeline of roles (see `Roles`).
 

@@ -208,3 +208,22 @@ def reduce_memory(space: str, operation: str, kind: str, address: str, src: str)
 def atom_add(kind: str, dst: str, address: str, src: object) -> str:
     """Atomic add in global memory, with the old value (9.7.13.5)."""
     return f"atom.global.add.{kind} {dst}, [{address}], {src};"
+
+
+def try_cancel(answer: str, barrier: str, *, everywhere: bool) -> str:
+    """Ask for a cluster that has not begun; the answer may go to all of this one (9.7.14.18)."""
+    cast = ".multicast::cluster::all" if everywhere else ""
+    return (
+        f"clusterlaunchcontrol.try_cancel.async.shared::cta{_TX}{cast}.b128 "
+        f"[{answer}], [{barrier}];"
+    )
+
+
+def query_is_canceled(taken: str, answer: str) -> str:
+    """Whether an answer names a cluster (9.7.14.19)."""
+    return f"clusterlaunchcontrol.query_cancel.is_canceled.pred.b128 {taken}, {answer};"
+
+
+def query_first_cta(first: str, answer: str) -> str:
+    """The x of the first CTA of the cluster that an answer names (9.7.14.19)."""
+    return f"clusterlaunchcontrol.query_cancel.get_first_ctaid::x.b32.b128 {first}, {answer};"

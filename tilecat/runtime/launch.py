@@ -202,6 +202,8 @@ class Launcher:
         else:
             handle = stream if type(stream) is int else stream_handle(stream)
         extents = block.grid if grid is None else self._extents(grid)
+        if grid is not None:
+            self.module.check_grid(extents, args)
         error, context = cuda.cuCtxGetCurrent()
         if not error and int(context) == loaded.gpu.context:
             status = self._launch(block, extents, handle)

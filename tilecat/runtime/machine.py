@@ -56,6 +56,8 @@ def launch(
     """
     if grid is None:
         grid = _grid(module, args)
+    else:
+        module.check_grid(grid, args)
     _check_on_cpu(module, args)
     buffer = np.zeros(debug_output.BUFFER_WORDS if module.sites else 0, np.uint32)
     if module.sites:
