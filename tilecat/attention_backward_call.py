@@ -9,7 +9,12 @@ from .kernels import attention_backward as kernels
 from .runtime.arrays import ArrayView, empty, view
 
 HALVES = ("bf16", "f16")
-TILE_DIMS = (128,)  # columns of tiles
+# By columns of tiles: parameters of the kernel.
+CONFIGS = {
+    64: {"tile_q": 64, "consumers": 2, "stages": 2},
+    128: {"tile_q": 64, "consumers": 2, "stages": 2},
+}
+TILE_DIMS = tuple(CONFIGS)
 
 
 def attention_backward(
@@ -59,13 +64,15 @@ def attention_backward(
             array[...] = 0
         return made
     dims = {"dim": tile_dim(query.shape[3]), "dim_v": tile_dim(value.shape[3])}
-    blocks = -(-queries // kernels.ROWS)
-    stats = empty(q, (batch, heads, blocks, 2 * kernels.ROWS), "f32")
-    sums = empty(q, (batch, heads, blocks * kernels.ROWS * dims["dim"]), "f32")
+    config = CONFIGS[dims["dim"]]
+    rows = -(-queries // config["tile_q"]) * config["tile_q"]
+    stats = tuple(empty(q, (batch, heads, rows), "f32") for _ in range(2))
+    sums = empty(q, (batch, heads, rows * dims["dim"]), "f32")
     scale = query.shape[3] ** -0.5 if scale is None else float(scale)
-    kernels.attention_delta(out, dout, lse, stats, sums, **dims)
-    kernels.attention_backward(q, k, v, dout, stats, sums, *made[1:], scale, **dims)
-    kernels.attention_dq(sums, made[0], scale, dim=dims["dim"])
+    kernels.attention_delta(out, dout, lse, *stats, sums, **dims)
+    kernels.attention_backward(q, k, v, dout, *stats, sums, *made[1:], scale, **dims, **config)
+    cut = 1 if config["tile_q"] == kernels.ROWS * config["consumers"] else config["consumers"]
+    kernels.attention_dq(sums, made[0], scale, dim=dims["dim"], cut=cut)
     return made
 
 

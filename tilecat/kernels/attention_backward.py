@@ -37,13 +37,14 @@ REGISTERS = 240  # of a consumer of two: what setmaxnreg leaves beside a produce
 
 @tc.kernel
 def attention_delta(O: gl[T, "B", "H", "Lq", "Dv"], dO: gl[T, "B", "H", "Lq", "Dv"],
-                    LSE: gl[f32, "B", "H", "Lq"], Stats: gl[f32, "B", "H", "blocks", 128],
-                    Sums: inout[f32, "B", "H", "elems"], *, dim, dim_v, warpgroups=4):  # fmt: skip
-    """Of each block of 64 queries: log2(e) LSE and delta = rowsum(dO O), 64 each; zeros in Sums.
+                    LSE: gl[f32, "B", "H", "Lq"], LSE2: gl[f32, "B", "H", "rows"],
+                    Delta: gl[f32, "B", "H", "rows"], Sums: inout[f32, "B", "H", "elems"],
+                    *, dim, dim_v, warpgroups=4):  # fmt: skip
+    """LSE2 = log2(e) LSE and Delta = rowsum(dO O); zeros in Sums. `rows` is a multiple of 64.
 
     Rows beyond Lq, and rows without a key (LSE = -inf), get +inf and 0: their P is 0.
     """
-    heads, blocks = O.size(1), Stats.size(2)
+    heads, blocks = O.size(1), Delta.size(2) // ROWS
     with tc.warpgroup(warpgroups) as number:
         zeros = tc.shared(sv[f32, ROWS * dim])
         for i in range(dim // 16):
@@ -61,9 +62,9 @@ def attention_delta(O: gl[T, "B", "H", "Lq", "Dv"], dO: gl[T, "B", "H", "Lq", "D
                          for x in (O, dO))  # fmt: skip
                 delta += tc.row_sum(tc.cast(o, f32) * tc.cast(do, f32), partial=True)
             lse = tc.load(LSE[batch, head, block], rv[f32, ROWS], fill=-math.inf)
-            dead, stats = lse == -math.inf, Stats[batch, head, block, :]
-            tc.store(stats.at(0), tc.select(dead, math.inf, lse * LOG2_E))
-            tc.store(stats.at(ROWS), tc.select(dead, 0.0, tc.total(delta)))
+            dead = lse == -math.inf
+            tc.store(LSE2[batch, head, block], tc.select(dead, math.inf, lse * LOG2_E))
+            tc.store(Delta[batch, head, block], tc.select(dead, 0.0, tc.total(delta)))
         tc.store_wait(read=False)
 
 
@@ -74,7 +75,7 @@ class Consumer:
     Args:
         pipe: the pipeline.
         count: consumers.
-        k, v, q, do, stats: its inputs.
+        k, v, q, do, lse, delta: its inputs.
         dk, dv: sums in registers.
         side: which half of `shared_ds` is written, 0 or 1, a variable.
     """
@@ -85,19 +86,22 @@ class Consumer:
     v: Any
     q: Any
     do: Any
-    stats: Any
+    lse: Any
+    delta: Any
     dk: Any
     dv: Any
     side: Any
 
     def __post_init__(self) -> None:
         """Its registers and shared memory."""
-        dtype, self.width = self.q.kind.dtype, self.q.kind.cols // self.count
-        self.shared_ds = tc.shared(st[dtype, ROWS, ROWS], 2 * self.count)
-        self.shared_dq = tc.shared(sv[f32, ROWS * self.width], self.count)
-        self.s, self.dp = tc.empty(rt[f32, ROWS, ROWS]), tc.empty(rt[f32, ROWS, ROWS])
-        self.p = tc.empty(rt[dtype, ROWS, ROWS])
-        self.dq = self.dp[:, : self.width]  # in registers of dP, which dS has left
+        dtype, (rows, dim) = self.q.kind.dtype, self.q.kind.shape
+        self.by_rows = rows == ROWS * self.count
+        self.shared_ds = tc.shared(st[dtype, ROWS, rows], 2 * self.count)
+        self.shared_dq = tc.shared(sv[f32, rows * dim // self.count], self.count)
+        self.s, self.dp = tc.empty(rt[f32, ROWS, rows]), tc.empty(rt[f32, ROWS, rows])
+        self.p = tc.empty(rt[dtype, ROWS, rows])
+        width = rows * dim // self.count // ROWS
+        self.dq = self.dp if width == rows else tc.empty(rt[f32, ROWS, width])
 
     def step(self, again, log2_scale, keys, place):
         """dK, dV and dQ of a block; dK is left under way.
@@ -106,7 +110,7 @@ class Consumer:
             again: whether it is not the task's first.
             log2_scale: of the scores, for exponents of two.
             keys: how many of its keys there are.
-            place: where its columns of dQ are added.
+            place: where its part of dQ is added.
         """
         mine, s, dp = self.pipe.consumer, self.s, self.dp
         self.q.wait()
@@ -114,20 +118,24 @@ class Consumer:
         tc.mma_ABt(dp, self.v[mine], self.do, accumulate=False)
         tc.mma_wait(1)
         self.q.release_before(again)
-        lse = tc.load(self.stats.tile.part(0, 2), rv[f32, ROWS, "col"])
+        column = rv[f32, s.type.cols, "col"]
+        lse = tc.load(self.lse, column)
         tc.exp2(tc.fma(s, log2_scale, -lse, out=s), out=s)
         tc.mask_rows(s, keys, 0.0)
         tc.mma_AB(self.dv, tc.cast(s, self.p.dtype, out=self.p), self.do)
         tc.mma_wait(1)
-        delta = tc.load(self.stats.tile.part(1, 2), rv[f32, ROWS, "col"])
-        tc.mul(dp - delta, s, out=dp)
+        tc.mul(dp - tc.load(self.delta, column), s, out=dp)
         ds = [self.shared_ds[self.side * self.count + i] for i in (mine, *range(self.count))]
         tc.store(ds[0], tc.cast(dp, self.p.dtype))
         tc.fence_async()
         tc.barrier_sync(MEETING, 128 * self.count)
         for i, other in enumerate(ds[1:]):
-            columns = self.k[i].tile.part(mine, self.count)
-            tc.mma_AtB(self.dq, other, columns, accumulate=i > 0)
+            left, right = other, self.k[i].tile
+            if self.by_rows:
+                left = left.part(mine, self.count)
+            else:
+                right = right.part(mine, self.count)
+            tc.mma_AtB(self.dq, left, right, accumulate=i > 0)
         tc.mma_AB(self.dk, ds[0], self.q)
         tc.mma_wait(1)
         self.q.advance()
@@ -143,22 +151,29 @@ class Consumer:
 def attention_backward(
     Q: gl[T, "B", "H", "Lq", "D"], K: gl[T, "B", "Hkv", "Lk", "D"],
     V: gl[T, "B", "Hkv", "Lk", "Dv"], dO: gl[T, "B", "H", "Lq", "Dv"],
-    Stats: gl[f32, "B", "H", "blocks", 128],
+    LSE2: gl[f32, "B", "H", "rows"], Delta: gl[f32, "B", "H", "rows"],
     Sums: inout[f32, "B", "H", "elems"], dK: gl[T, "B", "Hkv", "Lk", "D"],
-    dV: gl[T, "B", "Hkv", "Lk", "Dv"], scale: f32, *, dim, dim_v, consumers=2, stages=2,
+    dV: gl[T, "B", "Hkv", "Lk", "Dv"], scale: f32, *, dim, dim_v, tile_q=64, consumers=2, stages=2,
 ):  # fmt: skip
-    """dK, dV, and dQ / scale added to Sums: blocks of 64 queries in register order."""
-    blocks, group = Stats.size(2), Q.size(1) // K.size(1)
+    """dK, dV, and dQ / scale added to Sums, blocks of 64 x 64 in register order.
+
+    A block of 64 queries is cut in `dim` / `consumers` columns; with tile_q = 64 consumers it is
+    whole: each consumer has one.
+    """
+    blocks, group = tc.cdiv(Q.size(2), tile_q), Q.size(1) // K.size(1)
     tasks = tc.sequence_first(tc.cdiv(K.size(2), ROWS * consumers), K.size(1), K.size(0))
     pipe = tc.lcf(consumers=consumers, stages=stages, tasks=tasks, steps=blocks * group,
                   registers=REGISTERS)  # fmt: skip
-    k = pipe.input(st[K.dtype, ROWS, dim], count=consumers, ring="k", rate="task")
+    cut = 1 if tile_q == ROWS * consumers else consumers  # parts of K's columns
+    panel = min(dim // cut, ROWS)
+    k = pipe.input(st[K.dtype, ROWS, dim, "row", panel * K.dtype.nbytes], count=consumers, ring="k",
+                   rate="task")  # fmt: skip
     v = pipe.input(st[K.dtype, ROWS, dim_v], count=consumers, ring="v", rate="task")
-    q, do = pipe.input(st[K.dtype, ROWS, dim]), pipe.input(st[K.dtype, ROWS, dim_v])
-    stats = pipe.input(sv[f32, 2 * ROWS])
+    q, do = pipe.input(st[K.dtype, tile_q, dim]), pipe.input(st[K.dtype, tile_q, dim_v])
+    lse, delta = pipe.input(sv[f32, tile_q]), pipe.input(sv[f32, tile_q])
     out = pipe.output(st[K.dtype, ROWS, dim])
     dk, dv = tc.empty(rt[f32, ROWS, dim]), tc.empty(rt[f32, ROWS, dim_v])
-    work = Consumer(pipe, consumers, k, v, q, do, stats, dk, dv, tc.var(0))
+    work = Consumer(pipe, consumers, k, v, q, do, lse, delta, dk, dv, tc.var(0))
 
     def query(task, step):
         member = step // blocks
@@ -174,8 +189,10 @@ def attention_backward(
     @pipe.load
     def _(task, step):
         head, block = query(task, step)
-        for tile, tensor in ((q, Q), (do, dO), (stats, Stats)):
+        for tile, tensor in ((q, Q), (do, dO)):
             tc.load_async(tile, tensor[task.batch, head, block, 0])
+        for vector, tensor in ((lse, LSE2), (delta, Delta)):
+            tc.load_async(vector, tensor[task.batch, head, block])
 
     @pipe.consume
     def _(task, steps):
@@ -186,7 +203,7 @@ def attention_backward(
         v.wait()
         for step in tc.range(steps):
             head, block = query(task, step)
-            part = (block * consumers + pipe.consumer) * (ROWS * work.width)
+            part = (block * consumers + pipe.consumer) * (tile_q * dim // consumers)
             work.step(step > 0, scale * LOG2_E, keys, Sums.at(task.batch, head, part))
         tc.mma_wait()
         q.release_before(steps > 0)
@@ -202,19 +219,19 @@ def attention_backward(
 
 @tc.kernel
 def attention_dq(Sums: gl[f32, "B", "H", "elems"], dQ: gl[T, "B", "H", "Lq", "D"], scale: f32,
-                 *, dim, consumers=2, warpgroups=4):  # fmt: skip
-    """The gradient of Q, scale Sums, which `attention_backward` has left in register order."""
-    heads, blocks, width = dQ.size(1), tc.cdiv(dQ.size(2), ROWS), dim // consumers
+                 *, dim, cut=2, warpgroups=4):  # fmt: skip
+    """The gradient of Q, scale Sums: in register order, `cut` parts of a block's columns."""
+    heads, blocks, width = dQ.size(1), tc.cdiv(dQ.size(2), ROWS), dim // cut
     kind = rv[f32, ROWS * width, "plain"]
     with tc.warpgroup(warpgroups) as number:
         room = tc.shared(st[dQ.dtype, ROWS, width], warpgroups)
         first, step = tc.cta_id() * warpgroups + number, tc.num_ctas() * warpgroups
-        for task in tc.range(first, dQ.size(0) * heads * blocks * consumers, step):
-            place, part = task // consumers, task % consumers
+        for task in tc.range(first, dQ.size(0) * heads * blocks * cut, step):
+            place, part = task // cut, task % cut
             plane = place // blocks
             block, batch = place - plane * blocks, plane // heads
             head = plane - batch * heads
-            sums = tc.load(Sums.at(batch, head, (block * consumers + part) * kind.length), kind)
+            sums = tc.load(Sums.at(batch, head, (block * cut + part) * kind.length), kind)
             tc.store_wait()
             tc.sync()
             dq = tc.from_register_order(sums, rt[f32, ROWS, width]) * scale

@@ -30,6 +30,8 @@ from .global_scalars import SCALARS
 from .places import fits_vector, half_register, held, lane_start, narrow, owner, widen
 from .scalar import Operand, require_s32
 
+PAIRED_BYTES = 4  # of a value moved together with its neighbour
+
 
 @dataclass(eq=False)
 class VectorMove(Op):
@@ -80,14 +82,27 @@ class VectorMove(Op):
         return isinstance(self.shared.type, PeerType)
 
     def requests_of(self, instruction: str, kind: RegVecType) -> tuple[SharedRequest, ...]:
-        """One request a value: the warp's with the most wavefronts."""
-        nbytes, threads = self.dtype.nbytes, np.arange(32 * kind.warps)
+        """One request a move: the warp's with the most wavefronts."""
+        together = self.together(kind)
+        nbytes, threads = self.dtype.nbytes * together, np.arange(32 * kind.warps)
+        name = f"{instruction}.v2" if together > 1 else instruction
         found = []
-        for index in range(kind.registers):
-            offsets = nbytes * kind.layout.position(threads, index).reshape(-1, WARP)
+        for index in range(0, kind.registers, together):
+            offsets = self.dtype.nbytes * kind.layout.position(threads, index).reshape(-1, WARP)
             worst = max(bank_conflicts(warp, nbytes) for warp in offsets)
-            found.append(SharedRequest(instruction, nbytes, worst, 1))
+            found.append(SharedRequest(name, nbytes, worst, 1))
         return tuple(found)
+
+    def together(self, kind: RegVecType) -> int:
+        """Values that one instruction moves: 2 where each thread holds pairs of neighbours.
+
+        A vector begins at a multiple of 16 bytes, pairs at one of 8.
+        """
+        pairs = kind.axis == "col" and kind.registers % 2 == 0 and not self.away
+        if not pairs or self.dtype != kind.dtype or self.dtype.nbytes != PAIRED_BYTES:
+            return 1
+        first, second = (kind.layout.position(np.arange(WARP), i) for i in (0, 1))
+        return 2 if (second == first + 1).all() and (first % 2 == 0).all() else 1
 
 
 @dataclass(eq=False)
@@ -112,8 +127,14 @@ class LoadVector(VectorMove):
         return (Effect(Access.READ, self.shared), Effect(Access.WRITE, self.result))
 
     def emit(self, w: Any) -> None:
-        """`ld.shared` (of a peer `ld.shared::cluster`), one a value."""
+        """`ld.shared` (of a peer `ld.shared::cluster`), one a value; `.v2` of neighbours."""
         places, suffix = self.addresses(w, self.kind), memory_kind(self.dtype)
+        if self.together(self.kind) == 2:
+            registers = w.regs(self.result)
+            for index in range(0, len(registers), 2):
+                pair = ptx.vector(registers[index : index + 2])
+                w.line(ptx.ld_shared(f"v2.{suffix}", pair, places[index]))
+            return
         load = transfers.ld_cluster if self.away else ptx.ld_shared
         for index, (register, place) in enumerate(zip(w.regs(self.result), places, strict=True)):
             there = held(w, self.kind, index)
@@ -172,6 +193,10 @@ class StoreVector(VectorMove):
         """Its stores, with their bank conflicts; none of a peer's banks."""
         assert isinstance(self.vector.type, RegVecType), "checked in infer"
         return () if self.away else self.requests_of("st.shared", self.vector.type)
+
+    def together(self, kind: RegVecType) -> int:
+        """One value an instruction: copies of a value are masked one by one."""
+        return 1
 
     def infer(self) -> tuple[TileType, ...]:
         """Nothing; lengths and dtypes must agree."""

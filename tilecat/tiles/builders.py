@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..dtypes import DType, DTypeVar
 from ..errors import DTypeError, LayoutError
+from ..layouts.shared import SWIZZLES
 from .types import (
     SCALE_CHUNK_BYTES,
     SCALE_ROWS,
@@ -72,10 +73,14 @@ class _Global:
 
 
 class _Shared:
-    """`st[dtype, rows, cols]` or `st[dtype, rows, cols, order]`: the type of a shared tile."""
+    """`st[dtype, rows, cols]` or `st[dtype, rows, cols, order]`: the type of a shared tile.
+
+    `st[dtype, rows, cols, order, swizzle]` has another swizzle than the widest, in bytes: its
+    panels are as wide, so that a narrower one can be cut in more parts.
+    """
 
     def __getitem__(self, items: tuple[object, ...]) -> SharedTileType:
-        if not isinstance(items, tuple) or len(items) not in (3, 4):
+        if not isinstance(items, tuple) or len(items) not in (3, 4, 5):
             raise LayoutError("st: wants st[dtype, rows, cols] or st[dtype, rows, cols, order]")
         dtype, rows, cols, *rest = items
         _require_dtype("st", dtype)
@@ -83,7 +88,10 @@ class _Shared:
         order = rest[0] if rest else "row"
         if order not in ("row", "col"):
             raise LayoutError(f'st: order is "row" or "col", got {order!r}')
-        tile = SharedTileType(dtype, rows, cols, str(order))  # type: ignore[arg-type]
+        swizzle = rest[1] if rest[1:] else None
+        if swizzle is not None and (isinstance(swizzle, bool) or swizzle not in (*SWIZZLES, 0)):
+            raise LayoutError(f"st: a swizzle is 128, 64, 32 or 0 bytes wide, got {swizzle!r}")
+        tile = SharedTileType(dtype, rows, cols, str(order), swizzle)  # type: ignore[arg-type]
         _ = tile.layout  # raises where no layout exists, at the user's line
         return tile
 
