@@ -27,6 +27,8 @@ from typing import Any
 import tilecat as tc
 from tilecat import DTypeVar, bf16, f16, f32, gl, inout, rt, rv, st, sv
 
+from ..language.scalars import select
+
 T = DTypeVar("T", bf16, f16)
 LOG2_E = math.log2(math.e)
 ROWS = 64  # queries of a block, and keys of a consumer
@@ -103,13 +105,13 @@ class Consumer:
         width = rows * dim // self.count // ROWS
         self.dq = self.dp if width == rows else tc.empty(rt[f32, ROWS, width])
 
-    def step(self, again, log2_scale, keys, place):
+    def step(self, again, log2_scale, hide, place):
         """dK, dV and dQ of a block; dK is left under way.
 
         Args:
             again: whether it is not the task's first.
             log2_scale: of the scores, for exponents of two.
-            keys: how many of its keys there are.
+            hide: makes P of hidden keys 0.
             place: where its part of dQ is added.
         """
         mine, s, dp = self.pipe.consumer, self.s, self.dp
@@ -121,7 +123,7 @@ class Consumer:
         column = rv[f32, s.type.cols, "col"]
         lse = tc.load(self.lse, column)
         tc.exp2(tc.fma(s, log2_scale, -lse, out=s), out=s)
-        tc.mask_rows(s, keys, 0.0)
+        hide(s)
         tc.mma_AB(self.dv, tc.cast(s, self.p.dtype, out=self.p), self.do)
         tc.mma_wait(1)
         tc.mul(dp - tc.load(self.delta, column), s, out=dp)
@@ -175,10 +177,6 @@ def attention_backward(
     dk, dv = tc.empty(rt[f32, ROWS, dim]), tc.empty(rt[f32, ROWS, dim_v])
     work = Consumer(pipe, consumers, k, v, q, do, lse, delta, dk, dv, tc.var(0))
 
-    def query(task, step):
-        member = step // blocks
-        return task.head * group + member, step - member * blocks
-
     @pipe.begin
     def _(task):
         for i in range(consumers):
@@ -188,23 +186,38 @@ def attention_backward(
 
     @pipe.load
     def _(task, step):
-        head, block = query(task, step)
+        member = step // blocks
+        place = task.batch, task.head * group + member, step - member * blocks
         for tile, tensor in ((q, Q), (do, dO)):
-            tc.load_async(tile, tensor[task.batch, head, block, 0])
+            tc.load_async(tile, tensor[*place, 0])
         for vector, tensor in ((lse, LSE2), (delta, Delta)):
-            tc.load_async(vector, tensor[task.batch, head, block])
+            tc.load_async(vector, tensor[*place])
 
     @pipe.consume
     def _(task, steps):
         keys = K.size(2) - (task.tile * consumers + pipe.consumer) * ROWS
+        ragged = K.size(2) < (task.tile + 1) * (consumers * ROWS)
+        part = tile_q * dim // consumers
+
+        def some(member, first, stop, masked):
+            def hide(p):
+                if masked:
+                    tc.mask_rows(p, keys, 0.0)
+
+            for block in tc.range(first, stop):
+                place = (block * consumers + pipe.consumer) * part
+                again = member + block > 0
+                at = Sums.at(task.batch, task.head * group + member, place)
+                work.step(again, scale * LOG2_E, hide, at)
+
         tc.fill(dk, 0.0)
         tc.fill(dv, 0.0)
         k.wait()
         v.wait()
-        for step in tc.range(steps):
-            head, block = query(task, step)
-            part = (block * consumers + pipe.consumer) * (tile_q * dim // consumers)
-            work.step(step > 0, scale * LOG2_E, keys, Sums.at(task.batch, head, part))
+        inner = select(ragged, blocks, 0)
+        for member in tc.range(group):
+            some(member, 0, inner, True)
+            some(member, inner, blocks, False)
         tc.mma_wait()
         q.release_before(steps > 0)
         k.release()
