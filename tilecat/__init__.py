@@ -50,6 +50,7 @@ from .language.control import range_ as range
 from .language.cta import cta_map, cta_reduce, cta_sync
 from .language.debug import device_assert
 from .language.debug import print_ as print
+from .language.derivatives import derivative
 from .language.functions import (
     cast,
     empty,
@@ -242,6 +243,7 @@ __all__ = [
     "decay_tile",
     "decode",
     "dequantize",
+    "derivative",
     "device_assert",
     "dropout",
     "DType",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from .attention_options import Options, check_positive
 from .errors import DTypeError, LayoutError, ResourceError
 from .kernels import attention_backward as kernels
 from .runtime.arrays import ArrayView, empty, view
@@ -48,14 +49,11 @@ def attention_backward(
 
     Example: `dq, dk, dv = tc.attention_backward(dy, q, k, v, y, lse)`
     """
-    options = {
-        "causal": causal, "window": window, "softcap": softcap, "bias": bias,
-        "mask_mod": mask_mod, "score_mod": score_mod, "cu_seqlens_q": cu_seqlens_q,
-        "cu_seqlens_k": cu_seqlens_k, "sinks": sinks, "deterministic": deterministic,
-    }  # fmt: skip
-    for name, value in options.items():
-        if value is not None and value is not False:
-            raise LayoutError(f"attention_backward: {name} is not supported yet, got {name}")
+    for name, value in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
+        if value is not None:
+            raise LayoutError(f"attention_backward: {name} is not supported yet")
+    if deterministic:
+        raise LayoutError("attention_backward: deterministic sums are not supported yet")
     batch, heads, queries, keys = _check(dout, q, k, v, out, lse)
     query, value = view(q), view(v)
     made = tuple(empty(x, view(x).shape, query.dtype) for x in (q, k, v))
@@ -64,15 +62,23 @@ def attention_backward(
             array[...] = 0
         return made
     dims = {"dim": tile_dim(query.shape[3]), "dim_v": tile_dim(value.shape[3])}
+    options = Options(causal, window, scale, softcap, bias, mask_mod, score_mod, None)
+    edges, args = options.edges()
+    mods, more = options.mods((batch, heads, queries, keys))
     config = CONFIGS[dims["dim"]]
+    order = "longest" if edges.left or edges.right else "sequence"
     rows = -(-queries // config["tile_q"]) * config["tile_q"]
     stats = tuple(empty(q, (batch, heads, rows), "f32") for _ in range(2))
     sums = empty(q, (batch, heads, rows * dims["dim"]), "f32")
-    scale = query.shape[3] ** -0.5 if scale is None else float(scale)
+    scale = query.shape[3] ** -0.5 if scale is None else scale
+    check_positive("scale", scale, "for a negative scale, negate q; for zero, the mean of v")
     kernels.attention_delta(out, dout, lse, *stats, sums, **dims)
-    kernels.attention_backward(q, k, v, dout, *stats, sums, *made[1:], scale, **dims, **config)
+    kernels.attention_backward(
+        q, k, v, dout, *stats, sums, *made[1:], float(scale), *args, *more, order=order,
+        edges=edges, mods=mods, **dims, **config,
+    )  # fmt: skip
     cut = 1 if config["tile_q"] == kernels.ROWS * config["consumers"] else config["consumers"]
-    kernels.attention_dq(sums, made[0], scale, dim=dims["dim"], cut=cut)
+    kernels.attention_dq(sums, made[0], float(scale), dim=dims["dim"], cut=cut)
     return made
 
 

@@ -21,16 +21,17 @@ written); each consumer's own.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tilecat as tc
 from tilecat import DTypeVar, bf16, f16, f32, gl, inout, rt, rv, st, sv
 
-from ..language.scalars import select
+from ..language.scalars import minimum_of, select
+from .attention_scores import LOG2_E, Edges, Mods, maximum_of
+from .score_mods import At
 
 T = DTypeVar("T", bf16, f16)
-LOG2_E = math.log2(math.e)
 ROWS = 64  # queries of a block, and keys of a consumer
 COLS = 32  # of O and dO that are multiplied at a time
 MEETING = 9  # named barrier where dS of all consumers is there
@@ -80,6 +81,8 @@ class Consumer:
         k, v, q, do, lse, delta: its inputs.
         dk, dv: sums in registers.
         side: which half of `shared_ds` is written, 0 or 1, a variable.
+        unit: makes exponents of two of scores.
+        sloped: whether a score is no multiple of a product, nor one and what keys add.
     """
 
     pipe: Any
@@ -93,6 +96,8 @@ class Consumer:
     dk: Any
     dv: Any
     side: Any
+    unit: Any
+    sloped: bool
 
     def __post_init__(self) -> None:
         """Its registers and shared memory."""
@@ -105,28 +110,29 @@ class Consumer:
         width = rows * dim // self.count // ROWS
         self.dq = self.dp if width == rows else tc.empty(rt[f32, ROWS, width])
 
-    def step(self, again, log2_scale, hide, place):
+    def step(self, again, scores, place):
         """dK, dV and dQ of a block; dK is left under way.
 
         Args:
             again: whether it is not the task's first.
-            log2_scale: of the scores, for exponents of two.
-            hide: makes P of hidden keys 0.
+            scores: makes scores of products, and gives their slope, or None where it is constant.
             place: where its part of dQ is added.
         """
         mine, s, dp = self.pipe.consumer, self.s, self.dp
         self.q.wait()
         tc.mma_ABt(s, self.k[mine], self.q, accumulate=False)
         tc.mma_ABt(dp, self.v[mine], self.do, accumulate=False)
-        tc.mma_wait(1)
+        tc.mma_wait(0 if self.sloped else 1)
         self.q.release_before(again)
         column = rv[f32, s.type.cols, "col"]
-        lse = tc.load(self.lse, column)
-        tc.exp2(tc.fma(s, log2_scale, -lse, out=s), out=s)
-        hide(s)
+        slope, lse = scores(s.T), tc.load(self.lse, column)
+        bent = hasattr(slope, "T")
+        if bent:
+            tc.mul(dp - tc.load(self.delta, column), slope.T, out=dp)
+        tc.exp2(tc.fma(s, self.unit, -lse, out=s), out=s)
         tc.mma_AB(self.dv, tc.cast(s, self.p.dtype, out=self.p), self.do)
         tc.mma_wait(1)
-        tc.mul(dp - tc.load(self.delta, column), s, out=dp)
+        tc.mul(dp if bent else dp - tc.load(self.delta, column), s, out=dp)
         ds = [self.shared_ds[self.side * self.count + i] for i in (mine, *range(self.count))]
         tc.store(ds[0], tc.cast(dp, self.p.dtype))
         tc.fence_async()
@@ -149,23 +155,46 @@ class Consumer:
         tc.store_bulk(place, self.shared_dq[mine], add_=True)
 
 
+def tasks_of(order, sight, Q, K, tall, tile_q):
+    """Blocks of `tall` keys, and which blocks of queries see them."""
+    tiles, planes = tc.cdiv(K.size(2), tall), (K.size(1), K.size(0))
+    if order == "sequence":
+        tasks = tc.sequence_first(tiles, *planes)
+    else:
+        tasks = tc.longest_first(tiles, *planes, planes=planes[0] * planes[1])
+
+    def locate(t):
+        coords = dict(tasks.locate(t))
+        if order != "sequence":
+            coords["tile"] = tiles - 1 - coords["tile"]  # most queries see the first keys
+        first = coords["tile"] * tall
+        last = minimum_of(first + tall, K.size(2))
+        start, stop = sight.queries(first, last, Q.size(2), tile_q)
+        steps = (stop - start) * (Q.size(1) // K.size(1))
+        return (*coords.items(), ("first", start), ("stop", stop), ("steps", steps))
+
+    return replace(tasks, locate=locate)
+
+
 @tc.kernel
 def attention_backward(
     Q: gl[T, "B", "H", "Lq", "D"], K: gl[T, "B", "Hkv", "Lk", "D"],
     V: gl[T, "B", "Hkv", "Lk", "Dv"], dO: gl[T, "B", "H", "Lq", "Dv"],
     LSE2: gl[f32, "B", "H", "rows"], Delta: gl[f32, "B", "H", "rows"],
     Sums: inout[f32, "B", "H", "elems"], dK: gl[T, "B", "Hkv", "Lk", "D"],
-    dV: gl[T, "B", "Hkv", "Lk", "Dv"], scale: f32, *, dim, dim_v, tile_q=64, consumers=2, stages=2,
+    dV: gl[T, "B", "Hkv", "Lk", "Dv"], scale: f32, *args, dim, dim_v, tile_q=64,
+    consumers=2, stages=2, order="sequence", edges=Edges(), mods=Mods(),
 ):  # fmt: skip
     """dK, dV, and dQ / scale added to Sums, blocks of 64 x 64 in register order.
 
     A block of 64 queries is cut in `dim` / `consumers` columns; with tile_q = 64 consumers it is
     whole: each consumer has one.
     """
-    blocks, group = tc.cdiv(Q.size(2), tile_q), Q.size(1) // K.size(1)
-    tasks = tc.sequence_first(tc.cdiv(K.size(2), ROWS * consumers), K.size(1), K.size(0))
-    pipe = tc.lcf(consumers=consumers, stages=stages, tasks=tasks, steps=blocks * group,
-                  registers=REGISTERS)  # fmt: skip
+    group, args = Q.size(1) // K.size(1), list(args)
+    sight = edges.sight(args, ROWS, Q.size(2), K.size(2))
+    mods = mods.take(args, scale)
+    tasks = tasks_of(order, sight, Q, K, ROWS * consumers, tile_q)
+    pipe = tc.lcf(consumers=consumers, stages=stages, tasks=tasks, steps=1, registers=REGISTERS)
     cut = 1 if tile_q == ROWS * consumers else consumers  # parts of K's columns
     panel = min(dim // cut, ROWS)
     k = pipe.input(st[K.dtype, ROWS, dim, "row", panel * K.dtype.nbytes], count=consumers, ring="k",
@@ -175,7 +204,16 @@ def attention_backward(
     lse, delta = pipe.input(sv[f32, tile_q]), pipe.input(sv[f32, tile_q])
     out = pipe.output(st[K.dtype, ROWS, dim])
     dk, dv = tc.empty(rt[f32, ROWS, dim]), tc.empty(rt[f32, ROWS, dim_v])
-    work = Consumer(pipe, consumers, k, v, q, do, lse, delta, dk, dv, tc.var(0))
+    work = Consumer(pipe, consumers, k, v, q, do, lse, delta, dk, dv, tc.var(0),
+                    mods.unit, mods.sloped)
+
+    def whole_blocks(task, tall):
+        """Blocks of queries that see all keys of the task, or those all but the last."""
+        first = task.tile * tall
+        low, end = sight.queries_whole(first, first + tall, Q.size(2), tile_q)
+        low = minimum_of(maximum_of(low, task.first), task.stop)
+        inner = select(K.size(2) < first + tall, task.stop, low)
+        return inner, maximum_of(minimum_of(end, task.stop), inner)
 
     @pipe.begin
     def _(task):
@@ -186,8 +224,9 @@ def attention_backward(
 
     @pipe.load
     def _(task, step):
+        blocks = task.stop - task.first
         member = step // blocks
-        place = task.batch, task.head * group + member, step - member * blocks
+        place = task.batch, task.head * group + member, task.first + step - member * blocks
         for tile, tensor in ((q, Q), (do, dO)):
             tc.load_async(tile, tensor[*place, 0])
         for vector, tensor in ((lse, LSE2), (delta, Delta)):
@@ -195,29 +234,35 @@ def attention_backward(
 
     @pipe.consume
     def _(task, steps):
-        keys = K.size(2) - (task.tile * consumers + pipe.consumer) * ROWS
-        ragged = K.size(2) < (task.tile + 1) * (consumers * ROWS)
-        part = tile_q * dim // consumers
+        tall, part = consumers * ROWS, tile_q * dim // consumers
+        col, inner, outer = task.tile * tall + pipe.consumer * ROWS, *whole_blocks(task, tall)
 
         def some(member, first, stop, masked):
-            def hide(p):
-                if masked:
-                    tc.mask_rows(p, keys, 0.0)
-
+            head = task.head * group + member
             for block in tc.range(first, stop):
-                place = (block * consumers + pipe.consumer) * part
-                again = member + block > 0
-                at = Sums.at(task.batch, task.head * group + member, place)
-                work.step(again, scale * LOG2_E, hide, at)
+
+                def scores(s):
+                    row = block * tile_q
+                    at = At(s, task.batch, head, row, col, row, col)
+                    slope = mods.slope(s, at)
+                    mods.hide(s, at)
+                    if masked:
+                        sight.mask(s, row, col, ends=True)
+                    return slope
+
+                place = Sums.at(task.batch, head, (block * consumers + pipe.consumer) * part)
+                again = (member > 0) | (block > task.first)
+                work.step(again, scores, place)
 
         tc.fill(dk, 0.0)
         tc.fill(dv, 0.0)
         k.wait()
         v.wait()
-        inner = select(ragged, blocks, 0)
         for member in tc.range(group):
-            some(member, 0, inner, True)
-            some(member, inner, blocks, False)
+            some(member, task.first, inner, True)
+            some(member, inner, outer, False)
+            if edges.left:
+                some(member, outer, task.stop, True)
         tc.mma_wait()
         q.release_before(steps > 0)
         k.release()
