@@ -27,6 +27,7 @@ class Gradients:
 
 def gradients(
     q: Any, k: Any, v: Any, dout: Any, scale: float | None = None, seen: Any = None,
+    score: Any = None,
 ) -> Gradients:  # fmt: skip
     """Of softmax(scale Q K^T) V.
 
@@ -35,12 +36,14 @@ def gradients(
         k, v: [B, Hkv, Lk, D], [B, Hkv, Lk, Dv].
         scale: 1 / sqrt(D) if None.
         seen: which keys a query sees, broadcast to [B, H, Lq, Lk]; None for all.
+        score: f(scaled scores) -> what they become, and its derivative; None: themselves, 1.
     """
     dtype, group = as_numpy(q).dtype, q.shape[1] // k.shape[1]
     q, k, v, dout = (as_float64(x) for x in (q, k, v, dout))
     wide_k, wide_v = (np.repeat(x, group, axis=1) for x in (k, v))
     scale = q.shape[3] ** -0.5 if scale is None else scale
     s = scale * (q @ wide_k.swapaxes(2, 3))
+    s, slope = (s, 1.0) if score is None else score(s)
     s = s if seen is None else np.where(seen, s, -np.inf)
     with np.errstate(divide="ignore", invalid="ignore"):
         largest = s.max(-1, keepdims=True, initial=-np.inf)
@@ -51,12 +54,13 @@ def gradients(
     out = p @ wide_v
     dp = dout @ wide_v.swapaxes(2, 3)
     delta = (dout * out).sum(-1, keepdims=True)
-    ds = p * (dp - delta)
+    ds = p * (dp - delta) * slope
     ulp, keys, queries = half_ulp(dtype), k.shape[2], q.shape[2]
     off = ulp * np.sqrt((dout**2 * out**2).sum(-1, keepdims=True))  # of delta: O is rounded
     sums = (accumulation(q.shape[3]) + accumulation(v.shape[3]) + 2.0**-20) * p * (
         (np.abs(dout) @ np.abs(wide_v).swapaxes(2, 3)) + np.abs(delta)
     ) * (1 + np.abs(s - lse[..., None].clip(-1e30)).clip(max=100.0))
+    sums, off = sums * np.abs(slope), off * np.abs(slope)
     per_ds = sums + accumulation(max(keys, queries)) * np.abs(ds)
 
     def over_group(x: np.ndarray) -> np.ndarray:
@@ -65,7 +69,10 @@ def gradients(
     def spread(weights: np.ndarray, x: np.ndarray) -> np.ndarray:
         return (weights**2) @ (x**2)
 
-    dq_var = spread(ulp * ds, wide_k) + (off * np.abs(p @ wide_k)) ** 2
+    of_delta = np.abs((p * slope) @ wide_k) * ulp * np.sqrt(
+        (dout**2 * out**2).sum(-1, keepdims=True)
+    )
+    dq_var = spread(ulp * ds, wide_k) + of_delta**2
     dk_var = spread((ulp * ds).swapaxes(2, 3), q) + spread((off * p).swapaxes(2, 3), q)
     dv_var = spread((ulp * p).swapaxes(2, 3), dout)
     p_error = 2.0**-17 * p * (1 + np.abs(s - lse[..., None].clip(-1e30)).clip(max=100.0))

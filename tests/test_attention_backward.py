@@ -24,8 +24,8 @@ def poisoned(monkeypatch):
     monkeypatch.setattr(attention_backward_call, "empty", empty)
 
 
-def check(size, dim, dtype=bf16, seed=0, scale=None, dim_v=None, **options):
-    """B, H, Hkv, Lq, Lk."""
+def check(size, dim, dtype=bf16, seed=0, scale=None, dim_v=None, seen=None, score=None, **options):
+    """B, H, Hkv, Lq, Lk; `seen` and `score` as of `gradients`."""
     batch, heads, groups, queries, keys = size
     rng = np.random.default_rng(seed)
     dim_v = dim_v or dim
@@ -35,7 +35,7 @@ def check(size, dim, dtype=bf16, seed=0, scale=None, dim_v=None, **options):
 
     q, dout = normal(batch, heads, queries, dim), normal(batch, heads, queries, dim_v)
     k, v = normal(batch, groups, keys, dim), normal(batch, groups, keys, dim_v)
-    exact = gradients(q, k, v, dout, scale)
+    exact = gradients(q, k, v, dout, scale, seen, score)
     found = tc.attention_backward(
         dout, q, k, v, exact.out.astype(dtype.numpy), exact.lse.astype(np.float32), scale=scale,
         **options,
@@ -44,11 +44,82 @@ def check(size, dim, dtype=bf16, seed=0, scale=None, dim_v=None, **options):
         assert_close(got, wanted, dtype.numpy)
 
 
+@pytest.mark.parametrize("dim", [64, 128])
 @pytest.mark.parametrize("dtype", [bf16, f16], ids=str)
 @pytest.mark.parametrize("size", [(1, 1, 1, 64, 128), (2, 2, 1, 100, 200), (1, 3, 3, 1, 130),
                                   (1, 4, 2, 130, 1)], ids=str)  # fmt: skip
-def test_gradients_of_attention(size, dtype):
-    check(size, 128, dtype, seed=sum(size))
+def test_gradients_of_attention(size, dtype, dim):
+    check(size, dim, dtype, seed=sum(size))
+
+
+@pytest.mark.parametrize("dim", [50, 100])
+def test_head_dims_between_those_of_tiles(dim):
+    check((1, 2, 1, 70, 130), dim)
+
+
+def test_values_of_other_head_dims():
+    check((1, 2, 1, 70, 130), 128, dim_v=64)
+
+
+def positions(size):
+    """Of queries, a column, and of keys, a row."""
+    return np.arange(size[3])[:, None], np.arange(size[4])[None]
+
+
+EDGES = {
+    "top-left": ({"causal": True}, lambda i, j, shift: j <= i),
+    "bottom-right": ({"causal": "bottom-right"}, lambda i, j, shift: j <= i + shift),
+    "window": ({"window": (70, 10)}, lambda i, j, shift: (j <= i + 10) & (j >= i - 70)),
+    "left": ({"window": (3, None)}, lambda i, j, shift: j >= i - 3),
+    "both": ({"window": (70, None), "causal": "bottom-right"},
+             lambda i, j, shift: (j <= i + shift) & (j >= i + shift - 70)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("edge", EDGES)
+@pytest.mark.parametrize("size", [(1, 2, 1, 200, 300), (1, 2, 2, 300, 130)], ids=str)
+def test_gradients_with_edges(size, edge):
+    """Some queries see no key, some keys are seen by none: their gradients are 0."""
+    options, seen = EDGES[edge]
+    i, j = positions(size)
+    check(size, 64, seed=3, seen=seen(i, j, size[4] - size[3]), **options)
+
+
+def test_gradients_with_edges_of_wide_heads():
+    size = (1, 1, 1, 150, 200)
+    i, j = positions(size)
+    check(size, 128, seen=j <= i + 50, causal="bottom-right")
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("kind", ["softcap", "bias", "key bias", "alibi", "function", "mask"])
+def test_gradients_through_scores(kind, dim):
+    size, rng = (1, 2, 1, 100, 200), np.random.default_rng(5)
+    i, j = positions(size)
+    bias = rng.standard_normal((2, 100, 200)).astype(np.float32)
+    of_keys = rng.standard_normal((1, 1, 1, 200)).astype(np.float32)
+    slopes = np.array([0.1, 0.3], np.float32)
+    options, score = {
+        "softcap": ({"softcap": 2.0}, lambda s: (2 * np.tanh(s / 2), 1 - np.tanh(s / 2) ** 2)),
+        "bias": ({"bias": bias}, lambda s: (s + bias, 1.0)),
+        "key bias": ({"bias": of_keys}, lambda s: (s + of_keys, 1.0)),
+        "alibi": ({"score_mod": (tc.score_mods.alibi, slopes)},
+                  lambda s: (s - abs(i - j) * slopes[:, None, None], 1.0)),
+        "function": ({"score_mod": lambda s, at: s * tc.sigmoid(s)},
+                     lambda s: (s * sigmoid(s), sigmoid(s) * (1 + s * (1 - sigmoid(s))))),
+        "mask": ({"mask_mod": (lambda at, far: abs(at.queries - at.keys) <= far, 50)}, None),
+    }[kind]  # fmt: skip
+    seen = abs(i - j) <= 50 if kind == "mask" else None
+    check(size, dim, seen=seen, score=score, **options)
+
+
+def test_a_score_mod_that_has_no_derivative_is_an_error():
+    with pytest.raises(tc.LayoutError, match="derivative: .* is not differentiated"):
+        check((1, 1, 1, 64, 64), 64, score_mod=lambda s, at: tc.mask_cols(s, 3, 0.0))
 
 
 def test_gradients_with_a_scale():

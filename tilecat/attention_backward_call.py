@@ -34,8 +34,10 @@ def attention_backward(
         v: B x Hkv x Lk x Dv.
         out: what the forward gave, B x H x Lq x Dv.
         lse: its log-sum-exp, f32, B x H x Lq; rows of -inf see no key, and have gradients of 0.
-        causal, window, scale, softcap, bias, mask_mod, score_mod, cu_seqlens_q, cu_seqlens_k,
-            sinks: as in the forward. So far scale alone is supported.
+        causal, window, scale, softcap, bias, mask_mod, score_mod, sinks: as in the forward. Bias
+            and arguments of functions have no gradients here, sinks neither: they are in lse.
+            A score_mod is differentiated (`tc.derivative`).
+        cu_seqlens_q, cu_seqlens_k: not supported yet.
         deterministic: sums in a fixed order. Not supported yet.
 
     Returns:

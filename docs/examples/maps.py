@@ -46,7 +46,7 @@ Unless an entry says otherwise, scope: warpgroup or warp, and PTX: the instructi
 one a register (`add`, `max`, `ex2.approx.ftz`, ...). A conversion leaves every element in its
 thread.
 """,
-    ("full", "zeros", "empty", "fill", "cast", *maps.__all__),
+    ("full", "zeros", "empty", "fill", "cast", *maps.__all__, "derivative"),
     (
         *from_docstrings(tc, maps.__all__),
         E("full", "y = x + tc.full(rt[f32, 64, 64], s)", "np.array_equal(Y, X + np.float32(0.5))"),
@@ -86,6 +86,8 @@ thread.
           "np.array_equal(Y, np.minimum(X, np.float32(0.5)))"),
         E("apply", "y = tc.apply(lambda r, c, v: tc.select(r == c, v, 0.0), x)",
           "np.array_equal(Y, np.diag(np.diag(X)))"),
+        E("derivative", "_, y = tc.derivative(lambda v: v * v * 0.5 + s, x)",
+          "np.allclose(Y, X, rtol=1e-6)"),
         E("row_index col_index", "y = tc.select(tc.col_index(x) > tc.row_index(x), 0.0, x)",
           "np.array_equal(Y, np.tril(X))"),
         E("vector_type broadcast_row broadcast_col",

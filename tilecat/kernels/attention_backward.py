@@ -28,6 +28,7 @@ import tilecat as tc
 from tilecat import DTypeVar, bf16, f16, f32, gl, inout, rt, rv, st, sv
 
 from ..language.scalars import minimum_of, select
+from ..language.values import RegTile
 from .attention_scores import LOG2_E, Edges, Mods, maximum_of
 from .score_mods import At
 
@@ -36,6 +37,7 @@ ROWS = 64  # queries of a block, and keys of a consumer
 COLS = 32  # of O and dO that are multiplied at a time
 MEETING = 9  # named barrier where dS of all consumers is there
 REGISTERS = 240  # of a consumer of two: what setmaxnreg leaves beside a producer with 24
+PLAIN, UNCHANGED = Edges(), Mods()
 
 
 @tc.kernel
@@ -125,16 +127,19 @@ class Consumer:
         tc.mma_wait(0 if self.sloped else 1)
         self.q.release_before(again)
         column = rv[f32, s.type.cols, "col"]
-        slope, lse = scores(s.T), tc.load(self.lse, column)
-        bent = hasattr(slope, "T")
+        slope, lse = scores(s), tc.load(self.lse, column)
+        bent = isinstance(slope, RegTile)
         if bent:
-            tc.mul(dp - tc.load(self.delta, column), slope.T, out=dp)
+            tc.mul(dp - tc.load(self.delta, column), slope, out=dp)
         tc.exp2(tc.fma(s, self.unit, -lse, out=s), out=s)
-        tc.mma_AB(self.dv, tc.cast(s, self.p.dtype, out=self.p), self.do)
-        tc.mma_wait(1)
+        if not self.sloped:
+            tc.mma_AB(self.dv, tc.cast(s, self.p.dtype, out=self.p), self.do)
+            tc.mma_wait(1)
         tc.mul(dp if bent else dp - tc.load(self.delta, column), s, out=dp)
         ds = [self.shared_ds[self.side * self.count + i] for i in (mine, *range(self.count))]
         tc.store(ds[0], tc.cast(dp, self.p.dtype))
+        if self.sloped:  # later, with fewer registers
+            tc.mma_AB(self.dv, tc.cast(s, self.p.dtype, out=self.p), self.do)
         tc.fence_async()
         tc.barrier_sync(MEETING, 128 * self.count)
         for i, other in enumerate(ds[1:]):
@@ -183,7 +188,7 @@ def attention_backward(
     LSE2: gl[f32, "B", "H", "rows"], Delta: gl[f32, "B", "H", "rows"],
     Sums: inout[f32, "B", "H", "elems"], dK: gl[T, "B", "Hkv", "Lk", "D"],
     dV: gl[T, "B", "Hkv", "Lk", "Dv"], scale: f32, *args, dim, dim_v, tile_q=64,
-    consumers=2, stages=2, order="sequence", edges=Edges(), mods=Mods(),
+    consumers=2, stages=2, order="sequence", edges=PLAIN, mods=UNCHANGED,
 ):  # fmt: skip
     """dK, dV, and dQ / scale added to Sums, blocks of 64 x 64 in register order.
 
@@ -203,6 +208,7 @@ def attention_backward(
     q, do = pipe.input(st[K.dtype, tile_q, dim]), pipe.input(st[K.dtype, tile_q, dim_v])
     lse, delta = pipe.input(sv[f32, tile_q]), pipe.input(sv[f32, tile_q])
     out = pipe.output(st[K.dtype, ROWS, dim])
+    out_v = out if dim == dim_v else pipe.output(st[K.dtype, ROWS, dim_v])
     dk, dv = tc.empty(rt[f32, ROWS, dim]), tc.empty(rt[f32, ROWS, dim_v])
     work = Consumer(pipe, consumers, k, v, q, do, lse, delta, dk, dv, tc.var(0),
                     mods.unit, mods.sloped)
@@ -237,22 +243,24 @@ def attention_backward(
         tall, part = consumers * ROWS, tile_q * dim // consumers
         col, inner, outer = task.tile * tall + pipe.consumer * ROWS, *whole_blocks(task, tall)
 
+        def scores_at(head, block, masked):
+            def scores(s):
+                row = block * tile_q
+                at = At(s, task.batch, head, row, col, row, col, transposed=True)
+                slope = mods.slope(s, at)
+                mods.hide(s, at)
+                if masked:
+                    sight.mask(s.T, row, col, ends=True)
+                return slope
+
+            return scores
+
         def some(member, first, stop, masked):
             head = task.head * group + member
             for block in tc.range(first, stop):
-
-                def scores(s):
-                    row = block * tile_q
-                    at = At(s, task.batch, head, row, col, row, col)
-                    slope = mods.slope(s, at)
-                    mods.hide(s, at)
-                    if masked:
-                        sight.mask(s, row, col, ends=True)
-                    return slope
-
                 place = Sums.at(task.batch, head, (block * consumers + pipe.consumer) * part)
                 again = (member > 0) | (block > task.first)
-                work.step(again, scores, place)
+                work.step(again, scores_at(head, block, masked), place)
 
         tc.fill(dk, 0.0)
         tc.fill(dv, 0.0)
@@ -271,7 +279,7 @@ def attention_backward(
     @pipe.finish
     def _(task):
         tile = task.tile * consumers + pipe.consumer
-        out.store(dV[task.batch, task.head, tile, 0], dv)
+        out_v.store(dV[task.batch, task.head, tile, 0], dv)
         out.store(dK[task.batch, task.head, tile, 0], dk * scale)
 
 
@@ -295,5 +303,6 @@ def attention_dq(Sums: gl[f32, "B", "H", "elems"], dQ: gl[T, "B", "H", "Lq", "D"
             dq = tc.from_register_order(sums, rt[f32, ROWS, width]) * scale
             tc.store(room[number], tc.cast(dq, dQ.dtype))
             tc.sync()
-            tc.store_async(dQ[batch, head, block, part], room[number])
+            move = tc.store_async if dQ.tma_stores else tc.copy
+            move(dQ[batch, head, block, part], room[number])
         tc.store_wait()

@@ -102,8 +102,34 @@ class Sight:
             end = maximum_of(minimum_of(end, first + 1 + self.shift + self.right), 0)
         return low, end // self.tile_k
 
+    def queries(self, first: Any, last: Any, queries: Any, rows: int) -> tuple[Any, Any]:
+        """The first block of `rows` queries that sees some key first <= j < last, and one behind.
+
+        None where they are equal.
+        """
+        low, end = 0, queries
+        if self.edges.right:
+            low = maximum_of(first - self.shift - self.right, 0)
+        if self.edges.left:
+            end = maximum_of(minimum_of(end, last - self.shift + self.left), 0)
+        block = low // rows
+        return block, maximum_of(tc.cdiv(end, rows), block)
+
+    def queries_whole(self, first: Any, last: Any, queries: Any, rows: int) -> tuple[Any, Any]:
+        """The first block of queries that see all of these keys, and that behind the last."""
+        low, end = 0, tc.cdiv(queries, rows)
+        if self.edges.right:
+            low = tc.cdiv(maximum_of(last - 1 - self.shift - self.right, 0), rows)
+        if self.edges.left:
+            stop = maximum_of(first - self.shift + self.left + 1, 0)
+            end = minimum_of(end, stop // rows)
+        return low, end
+
     def mask(self, s: Any, row: Any, col: Any, *, ends: bool) -> None:
-        """Hides keys beyond the edges, and with `ends` those beyond the sequence."""
+        """Hides keys beyond the edges, and with `ends` those beyond the sequence.
+
+        Of a tile with a row a key, `s.T` is meant.
+        """
         if ends:
             with tc.when(self.keys - col < self.tile_k):
                 tc.mask_cols(s, self.keys - col, -math.inf)
@@ -239,6 +265,34 @@ class Scores:
             tc.mul(s, self.scale, out=s)
         if self.mods.score is not None:
             tc.copy(s, self.mods.score.function(s, at, *self.score_args))
+
+    @property
+    def sloped(self) -> bool:
+        """Whether the slope of scores over products is more than the scale."""
+        return self.mods.softcap or self.mods.score is not None
+
+    def slope(self, s: Any, at: At) -> Any:
+        """As `apply`; what a score grows by where `scale` times the product does, or None.
+
+        Raises:
+            LayoutError: a score_mod that is not differentiable.
+        """
+        if not self.change:
+            return None
+        slope: Any = 1.0
+        if self.mods.softcap:
+            cap = self.cap[0]
+            tc.tanh(tc.mul(s, self.scale / cap, out=s), out=s)
+            slope = tc.fma(s, -s, 1.0)
+            tc.mul(s, cap, out=s)
+        else:
+            tc.mul(s, self.scale, out=s)
+        if self.mods.score is not None:
+            function, args = self.mods.score.function, self.score_args
+            y, more = tc.derivative(lambda x: function(x, at, *args), s)
+            tc.copy(s, y)
+            slope = slope * more
+        return slope
 
     def hide(self, s: Any, at: At) -> None:
         """Scores of keys that the user's mask hides become -inf."""

@@ -1,8 +1,9 @@
 """What attention does to its scores: functions of a tile of scores, and masks of one.
 
-A `score_mod` is `f(s, at, *args)`: s an f32 register tile of scores (scaled, soft-capped), one row
-a query and one column a key, `at` where it lies, args its run-time arguments, tensors or numbers.
-It gives the tile that takes the place of s. A `mask_mod` is `f(at, *args)` and gives a condition,
+A `score_mod` is `f(s, at, *args)`: s an f32 register tile of scores (scaled, soft-capped), `at`
+where it lies, args its run-time arguments, tensors or numbers. Rows of the tile are queries, in the
+backward keys: `at` knows. It gives the tile that takes the place of s, element by element; the
+backward differentiates it (`tc.derivative`). A `mask_mod` is `f(at, *args)` and gives a condition,
 a comparison of tiles or vectors: where it does not hold, the key is invisible to the query.
 
     def near(at, distance):
@@ -36,6 +37,7 @@ class At:
         row: position of its first query in the sequence, an s32 scalar.
         col: position of its first key.
         first_row, first_col: the same in the tensors: sequences of a packed batch begin further on.
+        transposed: whether the tile has a row a key, as in the backward.
     """
 
     scores: Any
@@ -45,35 +47,47 @@ class At:
     col: Any
     first_row: Any
     first_col: Any
+    transposed: bool = False
 
     @property
     def queries(self) -> Any:
-        """Positions of the queries, an s32 vector with one value a row; it broadcasts."""
-        return tc.row_index(self.scores) + self.row
+        """Positions of the queries, an s32 vector along their axis of the tile; it broadcasts."""
+        index = tc.col_index if self.transposed else tc.row_index
+        return index(self.scores) + self.row
 
     @property
     def keys(self) -> Any:
-        """Positions of the keys, an s32 vector with one value a column."""
-        return tc.col_index(self.scores) + self.col
+        """Positions of the keys, an s32 vector along their axis of the tile."""
+        index = tc.row_index if self.transposed else tc.col_index
+        return index(self.scores) + self.col
 
     def tile(self, tensor: Any) -> Any:
         """The elements of a tensor [..., Lq, Lk] at this place, as an f32 tile.
 
         In front it has the axes of batch and heads, or the latter, or none; 1 long they broadcast.
         """
-        place = tensor.at(*self._plane(tensor, 2), self.first_row, self.first_col)
+        plane, place = self._plane(tensor, 2), (self.first_row, self.first_col)
+        if self.transposed:
+            axes = range(tensor.rank - 2)
+            tensor, place = tensor.permute(*axes, tensor.rank - 1, tensor.rank - 2), place[::-1]
+        place = tensor.at(*plane, *place)
         kind = rt[tensor.dtype, *self.scores.type.shape]
         return tc.regroup(tc.cast(tc.load(place, kind), f32))
 
     def of_queries(self, tensor: Any) -> Any:
         """The elements of a tensor [..., Lq] at these queries, a vector: f32, or s32 of s32."""
         place = tensor.at(*self._plane(tensor, 1), self.first_row)
-        return tc.load(place, rv[_held(tensor), self.scores.type.rows])
+        return tc.load(place, self._vector(tensor, self.transposed))
 
     def of_keys(self, tensor: Any) -> Any:
         """The elements of a tensor [..., Lk] at these keys, a vector: f32, or s32 of s32."""
         place = tensor.at(*self._plane(tensor, 1), self.first_col)
-        return tc.load(place, rv[_held(tensor), self.scores.type.cols, "col"])
+        return tc.load(place, self._vector(tensor, not self.transposed))
+
+    def _vector(self, tensor: Any, along_cols: bool) -> Any:
+        """The type of a vector of a tensor's elements."""
+        rows, cols = self.scores.type.shape
+        return rv[_held(tensor), cols, "col"] if along_cols else rv[_held(tensor), rows]
 
     def of_head(self, tensor: Any) -> Any:
         """The element of an f32 or s32 tensor [H] or [B, H] at this head; a number is itself."""

@@ -1,4 +1,4 @@
-"""Derivatives of element-wise functions: by the chain rule, over the ops that a function records."""
+"""Derivatives of element-wise functions, by the chain rule over the ops that they record."""
 
 from __future__ import annotations
 
