@@ -66,9 +66,6 @@ def gradients(
     def over_group(x: np.ndarray) -> np.ndarray:
         return x.reshape(x.shape[0], k.shape[1], group, *x.shape[2:]).sum(2)
 
-    def spread(weights: np.ndarray, x: np.ndarray) -> np.ndarray:
-        return (weights**2) @ (x**2)
-
     of_delta = np.abs((p * slope) @ wide_k) * ulp * np.sqrt(
         (dout**2 * out**2).sum(-1, keepdims=True)
     )
@@ -87,3 +84,8 @@ def gradients(
                   DEVIATIONS * np.sqrt(over_group(dv_var))
                   + over_group(p_error.swapaxes(2, 3) @ np.abs(dout))),
     )  # fmt: skip
+
+
+def spread(weights: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """Sum of squares of the terms of each element of weights @ x."""
+    return (weights**2) @ (x**2)

@@ -6,7 +6,8 @@ from typing import Any
 
 from .attention_options import Options, check_positive
 from .errors import DTypeError, LayoutError, ResourceError
-from .kernels import attention_backward as kernels
+from .kernels.attention_backward import attention_backward as kernel
+from .kernels.attention_rows import ROWS, attention_delta, attention_dq
 from .runtime.arrays import ArrayView, empty, view
 
 HALVES = ("bf16", "f16")
@@ -56,6 +57,14 @@ def attention_backward(
             raise LayoutError(f"attention_backward: {name} is not supported yet")
     if deterministic:
         raise LayoutError("attention_backward: deterministic sums are not supported yet")
+    options = Options(causal, window, scale, softcap, bias, mask_mod, score_mod, None)
+    return _run(dout, q, k, v, out, lse, options)
+
+
+def _run(
+    dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, options: Options
+) -> tuple[Any, Any, Any]:
+    """Checks, chooses, allocates and launches; see `attention_backward`."""
     batch, heads, queries, keys = _check(dout, q, k, v, out, lse)
     query, value = view(q), view(v)
     made = tuple(empty(x, view(x).shape, query.dtype) for x in (q, k, v))
@@ -64,7 +73,6 @@ def attention_backward(
             array[...] = 0
         return made
     dims = {"dim": tile_dim(query.shape[3]), "dim_v": tile_dim(value.shape[3])}
-    options = Options(causal, window, scale, softcap, bias, mask_mod, score_mod, None)
     edges, args = options.edges()
     mods, more = options.mods((batch, heads, queries, keys))
     config = CONFIGS[dims["dim"]]
@@ -72,15 +80,15 @@ def attention_backward(
     rows = -(-queries // config["tile_q"]) * config["tile_q"]
     stats = tuple(empty(q, (batch, heads, rows), "f32") for _ in range(2))
     sums = empty(q, (batch, heads, rows * dims["dim"]), "f32")
-    scale = query.shape[3] ** -0.5 if scale is None else scale
+    scale = query.shape[3] ** -0.5 if options.scale is None else options.scale
     check_positive("scale", scale, "for a negative scale, negate q; for zero, the mean of v")
-    kernels.attention_delta(out, dout, lse, *stats, sums, **dims)
-    kernels.attention_backward(
+    attention_delta(out, dout, lse, *stats, sums, **dims)
+    kernel(
         q, k, v, dout, *stats, sums, *made[1:], float(scale), *args, *more, order=order,
         edges=edges, mods=mods, **dims, **config,
     )  # fmt: skip
-    cut = 1 if config["tile_q"] == kernels.ROWS * config["consumers"] else config["consumers"]
-    kernels.attention_dq(sums, made[0], float(scale), dim=dims["dim"], cut=cut)
+    cut = 1 if config["tile_q"] == ROWS * config["consumers"] else config["consumers"]
+    attention_dq(sums, made[0], float(scale), dim=dims["dim"], cut=cut)
     return made
 
 

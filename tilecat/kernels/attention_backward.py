@@ -1,12 +1,11 @@
-"""Softmax attention, backward: dQ, dK and dV from dO, in three kernels.
+"""Softmax attention, backward: dQ, dK and dV from dO.
 
-`attention_delta` makes what the gradients need of each query, and zeroes the sums of dQ.
-`attention_backward` has a task a block of keys: its CTA walks the blocks of 64 queries, for all
-heads that share the keys. Scores stand transposed, one row a key: S^T = K Q^T and dP^T = V dO^T lie
-in the registers of the consumer that has the keys, so P^T and dS^T are A operands of dV += P^T dO
-and dK += dS^T Q. dS^T also goes through shared memory, where all consumers read all of it: each
-makes its columns of dQ = dS K and adds them to f32 sums in global memory, in register order.
-`attention_dq` brings those in order.
+A task is a block of keys: its CTA walks the blocks of 64 queries, for all heads that share the
+keys. Scores stand transposed, one row a key: S^T = K Q^T and dP^T = V dO^T lie in the registers of
+the consumer that has the keys, so P^T and dS^T are A operands of dV += P^T dO and dK += dS^T Q.
+dS^T also goes through shared memory, where all consumers read all of it: each makes its columns of
+dQ = dS K and adds them to f32 sums in global memory, in register order. `attention_rows` makes what
+a query needs before, zeroes these sums, and brings them in order after.
 
     producer      k, v, q[0], do[0], q[1], do[1], ...
     tensor cores  S dP | dV | dQ dK | S dP | dV | dQ dK ...
@@ -20,7 +19,6 @@ written); each consumer's own.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,62 +27,26 @@ from tilecat import DTypeVar, bf16, f16, f32, gl, inout, rt, rv, st, sv
 
 from ..language.scalars import minimum_of, select
 from ..language.values import RegTile
-from .attention_scores import LOG2_E, Edges, Mods, maximum_of
+from .attention_rows import ROWS
+from .attention_scores import Edges, Mods, maximum_of
 from .score_mods import At
 
 T = DTypeVar("T", bf16, f16)
-ROWS = 64  # queries of a block, and keys of a consumer
-COLS = 32  # of O and dO that are multiplied at a time
 MEETING = 9  # named barrier where dS of all consumers is there
 REGISTERS = 240  # of a consumer of two: what setmaxnreg leaves beside a producer with 24
 PLAIN, UNCHANGED = Edges(), Mods()
 
 
-@tc.kernel
-def attention_delta(O: gl[T, "B", "H", "Lq", "Dv"], dO: gl[T, "B", "H", "Lq", "Dv"],
-                    LSE: gl[f32, "B", "H", "Lq"], LSE2: gl[f32, "B", "H", "rows"],
-                    Delta: gl[f32, "B", "H", "rows"], Sums: inout[f32, "B", "H", "elems"],
-                    *, dim, dim_v, warpgroups=4):  # fmt: skip
-    """LSE2 = log2(e) LSE and Delta = rowsum(dO O); zeros in Sums. `rows` is a multiple of 64.
-
-    Rows beyond Lq, and rows without a key (LSE = -inf), get +inf and 0: their P is 0.
-    """
-    heads, blocks = O.size(1), Delta.size(2) // ROWS
-    with tc.warpgroup(warpgroups) as number:
-        zeros = tc.shared(sv[f32, ROWS * dim])
-        for i in range(dim // 16):
-            tc.store(zeros.part(i, dim // 16), tc.zeros(rv[f32, 1024, "plain"]))
-        tc.cta_sync()
-        first, step = tc.cta_id() * warpgroups + number, tc.num_ctas() * warpgroups
-        for task in tc.range(first, O.size(0) * heads * blocks, step):
-            plane = task // blocks
-            block, batch = task - plane * blocks, plane // heads
-            head = plane - batch * heads
-            tc.store_bulk(Sums.at(batch, head, block * (ROWS * dim)), zeros)
-            delta = tc.zeros(rv[f32, ROWS, "row", "partial"])
-            for part in range(dim_v // COLS):
-                o, do = (tc.load(x[batch, head, block, part], rt[O.dtype, ROWS, COLS])
-                         for x in (O, dO))  # fmt: skip
-                delta += tc.row_sum(tc.cast(o, f32) * tc.cast(do, f32), partial=True)
-            lse = tc.load(LSE[batch, head, block], rv[f32, ROWS], fill=-math.inf)
-            dead = lse == -math.inf
-            tc.store(LSE2[batch, head, block], tc.select(dead, math.inf, lse * LOG2_E))
-            tc.store(Delta[batch, head, block], tc.select(dead, 0.0, tc.total(delta)))
-        tc.store_wait(read=False)
-
-
 @dataclass(eq=False)
 class Consumer:
-    """One consumer's work on one block of queries.
+    """A consumer's work: dK and dV of its keys, and its part of each block of dQ.
 
     Args:
         pipe: the pipeline.
         count: consumers.
         k, v, q, do, lse, delta: its inputs.
-        dk, dv: sums in registers.
+        mods: what changes scores.
         side: which half of `shared_ds` is written, 0 or 1, a variable.
-        unit: makes exponents of two of scores.
-        sloped: whether a score is no multiple of a product, nor one and what keys add.
     """
 
     pipe: Any
@@ -95,50 +57,72 @@ class Consumer:
     do: Any
     lse: Any
     delta: Any
-    dk: Any
-    dv: Any
+    mods: Any
     side: Any
-    unit: Any
-    sloped: bool
 
     def __post_init__(self) -> None:
         """Its registers and shared memory."""
         dtype, (rows, dim) = self.q.kind.dtype, self.q.kind.shape
         self.by_rows = rows == ROWS * self.count
+        self.part = rows * dim // self.count  # elements of a block of dQ
         self.shared_ds = tc.shared(st[dtype, ROWS, rows], 2 * self.count)
-        self.shared_dq = tc.shared(sv[f32, rows * dim // self.count], self.count)
+        self.shared_dq = tc.shared(sv[f32, self.part], self.count)
         self.s, self.dp = tc.empty(rt[f32, ROWS, rows]), tc.empty(rt[f32, ROWS, rows])
         self.p = tc.empty(rt[dtype, ROWS, rows])
-        width = rows * dim // self.count // ROWS
+        width = self.part // ROWS
         self.dq = self.dp if width == rows else tc.empty(rt[f32, ROWS, width])
+        self.dk, self.dv = (tc.empty(rt[f32, ROWS, x.kind.cols]) for x in (self.q, self.do))
 
-    def step(self, again, scores, place):
+    def member(self, task, step):
+        """Which head of a group and which block of queries a step of a task takes."""
+        blocks = task.stop - task.first
+        member = step // blocks
+        return member, task.first + step - member * blocks
+
+    def begin(self):
+        """Before the first block of a task."""
+        tc.fill(self.dk, 0.0)
+        tc.fill(self.dv, 0.0)
+        self.k.wait()
+        self.v.wait()
+
+    def end(self, steps):
+        """After the last block of a task."""
+        tc.mma_wait()
+        self.q.release_before(steps > 0)
+        self.k.release()
+        self.v.release()
+
+    def step(self, task, member, at, sight, sums):
         """dK, dV and dQ of a block; dK is left under way.
 
         Args:
-            again: whether it is not the task's first.
-            scores: makes scores of products, and gives their slope, or None where it is constant.
-            place: where its part of dQ is added.
+            task: the task.
+            member: which head of the group.
+            at: batch, head, block of queries.
+            sight: hides keys, if not None.
+            sums: where dQ is added.
         """
-        mine, s, dp = self.pipe.consumer, self.s, self.dp
+        mine, s, dp, sloped = self.pipe.consumer, self.s, self.dp, self.mods.sloped
+        rows, column = s.type.cols, rv[f32, s.type.cols, "col"]
         self.q.wait()
         tc.mma_ABt(s, self.k[mine], self.q, accumulate=False)
         tc.mma_ABt(dp, self.v[mine], self.do, accumulate=False)
-        tc.mma_wait(0 if self.sloped else 1)
-        self.q.release_before(again)
-        column = rv[f32, s.type.cols, "col"]
-        slope, lse = scores(s), tc.load(self.lse, column)
+        tc.mma_wait(0 if sloped else 1)
+        self.q.release_before((member > 0) | (at[2] > task.first))
+        place = *at[:2], at[2] * rows, (task.tile * self.count + mine) * ROWS
+        slope, lse = scores(s, self.mods, place, sight), tc.load(self.lse, column)
         bent = isinstance(slope, RegTile)
         if bent:
             tc.mul(dp - tc.load(self.delta, column), slope, out=dp)
-        tc.exp2(tc.fma(s, self.unit, -lse, out=s), out=s)
-        if not self.sloped:
+        tc.exp2(tc.fma(s, self.mods.unit, -lse, out=s), out=s)
+        if not sloped:
             tc.mma_AB(self.dv, tc.cast(s, self.p.dtype, out=self.p), self.do)
             tc.mma_wait(1)
         tc.mul(dp if bent else dp - tc.load(self.delta, column), s, out=dp)
         ds = [self.shared_ds[self.side * self.count + i] for i in (mine, *range(self.count))]
         tc.store(ds[0], tc.cast(dp, self.p.dtype))
-        if self.sloped:  # later, with fewer registers
+        if sloped:  # later, with fewer registers
             tc.mma_AB(self.dv, tc.cast(s, self.p.dtype, out=self.p), self.do)
         tc.fence_async()
         tc.barrier_sync(MEETING, 128 * self.count)
@@ -157,7 +141,18 @@ class Consumer:
         tc.sync()
         tc.store(self.shared_dq[mine], tc.register_order(self.dq))
         tc.sync()
-        tc.store_bulk(place, self.shared_dq[mine], add_=True)
+        to = sums.at(*at[:2], (at[2] * self.count + mine) * self.part)
+        tc.store_bulk(to, self.shared_dq[mine], add_=True)
+
+
+def scores(s, mods, place, sight):
+    """Makes scores of products at (batch, head, query, key), and gives their slope, or None."""
+    at = At(s, *place, *place[2:], transposed=True)
+    slope = mods.slope(s, at)
+    mods.hide(s, at)
+    if sight is not None:
+        sight.mask(s.T, *place[2:], ends=True)
+    return slope
 
 
 def tasks_of(order, sight, Q, K, tall, tile_q):
@@ -174,11 +169,20 @@ def tasks_of(order, sight, Q, K, tall, tile_q):
             coords["tile"] = tiles - 1 - coords["tile"]  # most queries see the first keys
         first = coords["tile"] * tall
         last = minimum_of(first + tall, K.size(2))
-        start, stop = sight.queries(first, last, Q.size(2), tile_q)
+        start, stop = sight.seen_by(first, last, tile_q)
         steps = (stop - start) * (Q.size(1) // K.size(1))
         return (*coords.items(), ("first", start), ("stop", stop), ("steps", steps))
 
     return replace(tasks, locate=locate)
+
+
+def whole_blocks(sight, task, tall, tile_q):
+    """Blocks of queries that see all keys of the task, or those all but the last."""
+    first = task.tile * tall
+    low, end = sight.seen_whole_by(first, first + tall, tile_q)
+    low = minimum_of(maximum_of(low, task.first), task.stop)
+    inner = select(sight.keys < first + tall, task.stop, low)
+    return inner, maximum_of(minimum_of(end, task.stop), inner)
 
 
 @tc.kernel
@@ -197,29 +201,18 @@ def attention_backward(
     """
     group, args = Q.size(1) // K.size(1), list(args)
     sight = edges.sight(args, ROWS, Q.size(2), K.size(2))
-    mods = mods.take(args, scale)
-    tasks = tasks_of(order, sight, Q, K, ROWS * consumers, tile_q)
+    mods, tall = mods.take(args, scale), ROWS * consumers
+    tasks = tasks_of(order, sight, Q, K, tall, tile_q)
     pipe = tc.lcf(consumers=consumers, stages=stages, tasks=tasks, steps=1, registers=REGISTERS)
-    cut = 1 if tile_q == ROWS * consumers else consumers  # parts of K's columns
-    panel = min(dim // cut, ROWS)
-    k = pipe.input(st[K.dtype, ROWS, dim, "row", panel * K.dtype.nbytes], count=consumers, ring="k",
-                   rate="task")  # fmt: skip
+    cut = 1 if tile_q == tall else consumers  # parts of K's columns, whole panels
+    panel = min(dim // cut, ROWS) * K.dtype.nbytes
+    k = pipe.input(st[K.dtype, ROWS, dim, "row", panel], count=consumers, ring="k", rate="task")
     v = pipe.input(st[K.dtype, ROWS, dim_v], count=consumers, ring="v", rate="task")
     q, do = pipe.input(st[K.dtype, tile_q, dim]), pipe.input(st[K.dtype, tile_q, dim_v])
     lse, delta = pipe.input(sv[f32, tile_q]), pipe.input(sv[f32, tile_q])
     out = pipe.output(st[K.dtype, ROWS, dim])
     out_v = out if dim == dim_v else pipe.output(st[K.dtype, ROWS, dim_v])
-    dk, dv = tc.empty(rt[f32, ROWS, dim]), tc.empty(rt[f32, ROWS, dim_v])
-    work = Consumer(pipe, consumers, k, v, q, do, lse, delta, dk, dv, tc.var(0),
-                    mods.unit, mods.sloped)
-
-    def whole_blocks(task, tall):
-        """Blocks of queries that see all keys of the task, or those all but the last."""
-        first = task.tile * tall
-        low, end = sight.queries_whole(first, first + tall, Q.size(2), tile_q)
-        low = minimum_of(maximum_of(low, task.first), task.stop)
-        inner = select(K.size(2) < first + tall, task.stop, low)
-        return inner, maximum_of(minimum_of(end, task.stop), inner)
+    work = Consumer(pipe, consumers, k, v, q, do, lse, delta, mods, tc.var(0))
 
     @pipe.begin
     def _(task):
@@ -230,9 +223,8 @@ def attention_backward(
 
     @pipe.load
     def _(task, step):
-        blocks = task.stop - task.first
-        member = step // blocks
-        place = task.batch, task.head * group + member, task.first + step - member * blocks
+        member, block = work.member(task, step)
+        place = task.batch, task.head * group + member, block
         for tile, tensor in ((q, Q), (do, dO)):
             tc.load_async(tile, tensor[*place, 0])
         for vector, tensor in ((lse, LSE2), (delta, Delta)):
@@ -240,69 +232,23 @@ def attention_backward(
 
     @pipe.consume
     def _(task, steps):
-        tall, part = consumers * ROWS, tile_q * dim // consumers
-        col, inner, outer = task.tile * tall + pipe.consumer * ROWS, *whole_blocks(task, tall)
-
-        def scores_at(head, block, masked):
-            def scores(s):
-                row = block * tile_q
-                at = At(s, task.batch, head, row, col, row, col, transposed=True)
-                slope = mods.slope(s, at)
-                mods.hide(s, at)
-                if masked:
-                    sight.mask(s.T, row, col, ends=True)
-                return slope
-
-            return scores
+        inner, outer = whole_blocks(sight, task, tall, tile_q)
 
         def some(member, first, stop, masked):
-            head = task.head * group + member
             for block in tc.range(first, stop):
-                place = Sums.at(task.batch, head, (block * consumers + pipe.consumer) * part)
-                again = (member > 0) | (block > task.first)
-                work.step(again, scores_at(head, block, masked), place)
+                at = task.batch, task.head * group + member, block
+                work.step(task, member, at, sight if masked else None, Sums)
 
-        tc.fill(dk, 0.0)
-        tc.fill(dv, 0.0)
-        k.wait()
-        v.wait()
+        work.begin()
         for member in tc.range(group):
             some(member, task.first, inner, True)
             some(member, inner, outer, False)
             if edges.left:
                 some(member, outer, task.stop, True)
-        tc.mma_wait()
-        q.release_before(steps > 0)
-        k.release()
-        v.release()
+        work.end(steps)
 
     @pipe.finish
     def _(task):
-        tile = task.tile * consumers + pipe.consumer
-        out_v.store(dV[task.batch, task.head, tile, 0], dv)
-        out.store(dK[task.batch, task.head, tile, 0], dk * scale)
-
-
-@tc.kernel
-def attention_dq(Sums: gl[f32, "B", "H", "elems"], dQ: gl[T, "B", "H", "Lq", "D"], scale: f32,
-                 *, dim, cut=2, warpgroups=4):  # fmt: skip
-    """The gradient of Q, scale Sums: in register order, `cut` parts of a block's columns."""
-    heads, blocks, width = dQ.size(1), tc.cdiv(dQ.size(2), ROWS), dim // cut
-    kind = rv[f32, ROWS * width, "plain"]
-    with tc.warpgroup(warpgroups) as number:
-        room = tc.shared(st[dQ.dtype, ROWS, width], warpgroups)
-        first, step = tc.cta_id() * warpgroups + number, tc.num_ctas() * warpgroups
-        for task in tc.range(first, dQ.size(0) * heads * blocks * cut, step):
-            place, part = task // cut, task % cut
-            plane = place // blocks
-            block, batch = place - plane * blocks, plane // heads
-            head = plane - batch * heads
-            sums = tc.load(Sums.at(batch, head, (block * cut + part) * kind.length), kind)
-            tc.store_wait()
-            tc.sync()
-            dq = tc.from_register_order(sums, rt[f32, ROWS, width]) * scale
-            tc.store(room[number], tc.cast(dq, dQ.dtype))
-            tc.sync()
-            move = tc.store_async if dQ.tma_stores else tc.copy
-            move(dQ[batch, head, block, part], room[number])
-        tc.store_wait()
+        place = task.batch, task.head, task.tile * consumers + pipe.consumer, 0
+        out_v.store(dV[*place], work.dv)
+        out.store(dK[*place], work.dk * scale)

@@ -102,12 +102,12 @@ class Sight:
             end = maximum_of(minimum_of(end, first + 1 + self.shift + self.right), 0)
         return low, end // self.tile_k
 
-    def queries(self, first: Any, last: Any, queries: Any, rows: int) -> tuple[Any, Any]:
+    def seen_by(self, first: Any, last: Any, rows: int) -> tuple[Any, Any]:
         """The first block of `rows` queries that sees some key first <= j < last, and one behind.
 
         None where they are equal.
         """
-        low, end = 0, queries
+        low, end = 0, self.queries
         if self.edges.right:
             low = maximum_of(first - self.shift - self.right, 0)
         if self.edges.left:
@@ -115,9 +115,9 @@ class Sight:
         block = low // rows
         return block, maximum_of(tc.cdiv(end, rows), block)
 
-    def queries_whole(self, first: Any, last: Any, queries: Any, rows: int) -> tuple[Any, Any]:
+    def seen_whole_by(self, first: Any, last: Any, rows: int) -> tuple[Any, Any]:
         """The first block of queries that see all of these keys, and that behind the last."""
-        low, end = 0, tc.cdiv(queries, rows)
+        low, end = 0, tc.cdiv(self.queries, rows)
         if self.edges.right:
             low = tc.cdiv(maximum_of(last - 1 - self.shift - self.right, 0), rows)
         if self.edges.left:
