@@ -57,7 +57,7 @@ def attention_backward(
             raise LayoutError(f"attention_backward: {name} is not supported yet")
     if deterministic:
         raise LayoutError("attention_backward: deterministic sums are not supported yet")
-    options = Options(causal, window, scale, softcap, bias, mask_mod, score_mod, None)
+    options = Options(causal, window, scale, softcap, bias, mask_mod, score_mod, None, None)
     return _run(dout, q, k, v, out, lse, options)
 
 

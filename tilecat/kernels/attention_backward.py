@@ -176,6 +176,11 @@ def tasks_of(order, sight, Q, K, tall, tile_q):
     return replace(tasks, locate=locate)
 
 
+def keys_tile(dtype, dim, cut):
+    """A tile of 64 keys, whose columns are cut in whole panels."""
+    return st[dtype, ROWS, dim, "row", min(dim // cut, ROWS) * dtype.nbytes]
+
+
 def whole_blocks(sight, task, tall, tile_q):
     """Blocks of queries that see all keys of the task, or those all but the last."""
     first = task.tile * tall
@@ -194,24 +199,21 @@ def attention_backward(
     dV: gl[T, "B", "Hkv", "Lk", "Dv"], scale: f32, *args, dim, dim_v, tile_q=64,
     consumers=2, stages=2, order="sequence", edges=PLAIN, mods=UNCHANGED,
 ):  # fmt: skip
-    """dK, dV, and dQ / scale added to Sums, blocks of 64 x 64 in register order.
+    """dK, dV, and dQ / scale added to Sums, in register order: parts of blocks of 64 queries.
 
-    A block of 64 queries is cut in `dim` / `consumers` columns; with tile_q = 64 consumers it is
-    whole: each consumer has one.
+    Each consumer has dim / consumers columns of a block; with tile_q = 64 consumers whole blocks.
     """
     group, args = Q.size(1) // K.size(1), list(args)
     sight = edges.sight(args, ROWS, Q.size(2), K.size(2))
     mods, tall = mods.take(args, scale), ROWS * consumers
     tasks = tasks_of(order, sight, Q, K, tall, tile_q)
     pipe = tc.lcf(consumers=consumers, stages=stages, tasks=tasks, steps=1, registers=REGISTERS)
-    cut = 1 if tile_q == tall else consumers  # parts of K's columns, whole panels
-    panel = min(dim // cut, ROWS) * K.dtype.nbytes
-    k = pipe.input(st[K.dtype, ROWS, dim, "row", panel], count=consumers, ring="k", rate="task")
+    panels = keys_tile(K.dtype, dim, 1 if tile_q == tall else consumers)
+    k = pipe.input(panels, count=consumers, ring="k", rate="task")
     v = pipe.input(st[K.dtype, ROWS, dim_v], count=consumers, ring="v", rate="task")
-    q, do = pipe.input(st[K.dtype, tile_q, dim]), pipe.input(st[K.dtype, tile_q, dim_v])
+    q, do = (pipe.input(st[K.dtype, tile_q, d]) for d in (dim, dim_v))
     lse, delta = pipe.input(sv[f32, tile_q]), pipe.input(sv[f32, tile_q])
-    out = pipe.output(st[K.dtype, ROWS, dim])
-    out_v = out if dim == dim_v else pipe.output(st[K.dtype, ROWS, dim_v])
+    out = {d: pipe.output(st[K.dtype, ROWS, d]) for d in dict.fromkeys((dim, dim_v))}
     work = Consumer(pipe, consumers, k, v, q, do, lse, delta, mods, tc.var(0))
 
     @pipe.begin
@@ -225,30 +227,25 @@ def attention_backward(
     def _(task, step):
         member, block = work.member(task, step)
         place = task.batch, task.head * group + member, block
-        for tile, tensor in ((q, Q), (do, dO)):
-            tc.load_async(tile, tensor[*place, 0])
-        for vector, tensor in ((lse, LSE2), (delta, Delta)):
-            tc.load_async(vector, tensor[*place])
+        tc.load_async(q, Q[*place, 0])
+        tc.load_async(do, dO[*place, 0])
+        tc.load_async(lse, LSE2[*place])
+        tc.load_async(delta, Delta[*place])
 
     @pipe.consume
     def _(task, steps):
-        inner, outer = whole_blocks(sight, task, tall, tile_q)
+        (inner, outer), heads = whole_blocks(sight, task, tall, tile_q), task.head * group
 
-        def some(member, first, stop, masked):
-            for block in tc.range(first, stop):
-                at = task.batch, task.head * group + member, block
-                work.step(task, member, at, sight if masked else None, Sums)
-
+        ranges = ((task.first, inner, sight), (inner, outer, None), (outer, task.stop, sight))
         work.begin()
         for member in tc.range(group):
-            some(member, task.first, inner, True)
-            some(member, inner, outer, False)
-            if edges.left:
-                some(member, outer, task.stop, True)
+            for first, stop, hides in ranges[: 3 if edges.left else 2]:
+                for block in tc.range(first, stop):
+                    work.step(task, member, (task.batch, heads + member, block), hides, Sums)
         work.end(steps)
 
     @pipe.finish
     def _(task):
         place = task.batch, task.head, task.tile * consumers + pipe.consumer, 0
-        out_v.store(dV[*place], work.dv)
-        out.store(dK[*place], work.dk * scale)
+        out[dim_v].store(dV[*place], work.dv)
+        out[dim].store(dK[*place], work.dk * scale)
