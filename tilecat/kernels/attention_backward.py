@@ -93,6 +93,12 @@ class Consumer:
         self.k.release()
         self.v.release()
 
+    def steps(self, task, member, at, some, sums):
+        """A range of blocks; `some`: the first, that behind the last, what hides keys, or None."""
+        first, stop, sight = some
+        for block in tc.range(first, stop):
+            self.step(task, member, (*at, block), sight, sums)
+
     def step(self, task, member, at, sight, sums):
         """dK, dV and dQ of a block; dK is left under way.
 
@@ -239,9 +245,8 @@ def attention_backward(
         ranges = ((task.first, inner, sight), (inner, outer, None), (outer, task.stop, sight))
         work.begin()
         for member in tc.range(group):
-            for first, stop, hides in ranges[: 3 if edges.left else 2]:
-                for block in tc.range(first, stop):
-                    work.step(task, member, (task.batch, heads + member, block), hides, Sums)
+            for some in ranges[: 3 if edges.left else 2]:
+                work.steps(task, member, (task.batch, heads + member), some, Sums)
         work.end(steps)
 
     @pipe.finish
