@@ -137,6 +137,14 @@ def test_machine_takes_a_launch_file(add, tmp_path):
     assert found["stats"]["bytes written"] == 4000
 
 
+def test_machine_overlooks_a_kind(add):
+    arrays = ["--array", "X=f32:1000", "--array", "Y=f32:1000"]
+    words = [*arrays, "--arg", "X", "--arg", "Y", "--arg", "1024", "--grid", "8"]
+    assert "bounds" in call("machine", add, *words, "--overlook", "race", code=1)
+    found = json.loads(call("machine", add, *words, "--overlook", "bounds", "--json"))
+    assert found["reports"] == []
+
+
 def test_machine_reports_accesses_outside_arrays(add):
     arrays = ("--array", "X=f32:1000", "--array", "Y=f32:1000")
     out = call("machine", add, *arrays, "--arg", "X", "--arg", "Y", "--arg", "1024",

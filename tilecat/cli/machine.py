@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,8 @@ def _grid(ctx: click.Context, param: click.Parameter, value: str | None) -> tupl
 @click.option("--seed", type=click.IntRange(0), help="Numbers and schedule; default 0.")
 @click.option("--races/--no-races", default=True, help="Look for races (default) or not.")
 @click.option("--limit", type=click.IntRange(1), help="Stop after so many instructions.")
+@click.option("--overlook", multiple=True, metavar="KIND",
+              help="Leave out a kind of report, as tcgen05-fence.")  # fmt: skip
 @click.option("--save", multiple=True, callback=_saves, metavar="NAME=FILE.npy",
               help="Write an array after the run.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -101,6 +104,7 @@ def machine_command(
     seed: int | None,
     races: bool,
     limit: int | None,
+    overlook: tuple[str, ...],
     save: dict[str, Path],
     as_json: bool,
 ) -> None:
@@ -112,6 +116,8 @@ def machine_command(
     if missing:
         raise LaunchError(f"--save: no array {missing[0]!r}; there are {', '.join(made.arrays)}")
     result, seconds = _run(file, made, seed=described.seed, races=races, limit=limit)
+    kept = tuple(report for report in result.reports if report.kind not in overlook)
+    result = replace(result, reports=kept)
     for name, path in save.items():
         np.save(path, _plain(made.arrays[name]))
     if as_json:
