@@ -9,6 +9,7 @@ import pytest
 
 from . import nvcc_cases, test_nvcc
 from .cases import CASES
+from .forms import TEXTS
 from .runs import run_case, text_of
 
 BY_NAME = {case.name: case for case in CASES}
@@ -33,6 +34,28 @@ MUTANTS = (
     ("gemm_cluster", r"barrier\.cluster\.arrive", 0, {"barrier", "deadlock"}),
 )
 
+TENSOR_MUTANTS = (
+    ("gemm_f16_64x128", r"tcgen05\.commit", 1, {"deadlock"}),
+    ("gemm_f16_64x128", r"mbarrier\.arrive\.expect_tx", 2, {"deadlock"}),
+    ("loads_16x64b", r"tcgen05\.wait::ld", 0, {"race"}),
+    ("a_in_tensor_memory", r"tcgen05\.wait::st", 0, {"race"}),
+    ("mxfp8", r"tcgen05\.wait::st", 1, {"race"}),
+    ("attention", r"tcgen05\.wait::st", 2, {"race"}),
+    ("copied", r"fence\.proxy\.async", 0, {"fence"}),
+    ("copied", r"tcgen05\.cp", 3, {"uninitialised"}),
+    ("unequal_scale_ids", r"tcgen05\.cp", 0, {"uninitialised"}),
+    ("pair_bf16", r"barrier\.cluster\.arrive\.aligned", 1, {"barrier"}),
+    ("pair_bf16", r"fence\.mbarrier_init", 0, {"race"}),
+    ("pair_bf16", r"tcgen05\.commit", 0, {"deadlock"}),
+    ("negate_a", r"tcgen05\.fence", 0, {"tcgen05-fence"}),
+    ("negate_a", r"fence\.proxy", 1, {"fence"}),
+    ("exclusive_576", r"tcgen05\.dealloc", 0, {"exit"}),
+    ("launch_control", r"fence\.proxy", 2, {"fence"}),
+    ("launch_control", r"mbarrier\.arrive\.expect_tx", 1, {"deadlock"}),
+    ("roles", r"mbarrier\.init", 3, {"mbarrier"}),
+    ("gathered", r"cp\.async\.bulk\.wait_group", 2, {"exit"}),
+)
+
 
 def without(text: str, pattern: str, occurrence: int) -> str:
     """The text without one instruction."""
@@ -50,6 +73,17 @@ def without(text: str, pattern: str, occurrence: int) -> str:
 def test_deleted_instruction_is_reported(name, pattern, occurrence, kinds):
     text = without(text_of(BY_NAME[name]), pattern, occurrence)
     result, _, _ = run_case(BY_NAME[name], 0, text)
+    found = {report.kind for report in result.reports}
+    assert found & kinds, f"{found}: {result}"
+
+
+@pytest.mark.parametrize(
+    ("name", "pattern", "occurrence", "kinds"), TENSOR_MUTANTS,
+    ids=[f"{name}-{pattern.replace(chr(92), '')}-{n}" for name, pattern, n, _ in TENSOR_MUTANTS],
+)  # fmt: skip
+def test_deletion_around_tensor_memory_is_reported(name, pattern, occurrence, kinds):
+    text = without(text_of(TEXTS[name]), pattern, occurrence)
+    result, _, _ = run_case(TEXTS[name], 0, text)
     found = {report.kind for report in result.reports}
     assert found & kinds, f"{found}: {result}"
 

@@ -70,7 +70,9 @@ def test_modifiers_in_another_order(seed):
     assert error < ROUNDING
 
 
+AT_THE_START = "barrier.cluster.wait.aligned; // of the start"
 CORRUPTIONS = [
+    (AT_THE_START, f"barrier.cluster.wait.aligned; {AT_THE_START}", {"barrier"}),
     ("mov.u16 %h1, 3;", "mov.u16 %h1, 1;", {"deadlock"}),  # commits for the even CTA alone
     ("mov.u16 %h1, 3;", "mov.u16 %h1, 7;", {"bounds"}),
     ("], 49152;", "], 24576;", {"deadlock", "race", "mbarrier", "uninitialised"}),

@@ -212,7 +212,7 @@ def _cluster_wait(machine: Machine, fiber: Fiber, item: Instruction):
         return outcome
     barrier = machine.cluster_barrier
     wanted = barrier.arrivals[fiber.lo : fiber.hi]
-    if (wanted == 0).any():
+    if (wanted == 0).any() or barrier.waited[slice(*fiber.warps)].max() >= wanted.min():
         machine.fault("barrier", item, "wait at the cluster barrier without an arrive before it")
     if barrier.phase >= wanted.max():
         machine.clocks.acquire(*fiber.warps, barrier.released)
