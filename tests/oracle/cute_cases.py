@@ -15,6 +15,9 @@ OPS = {
     "bf16_n24": lambda k: k.tcgen05.MmaF16BF16Op(
         k.cutlass.BFloat16, k.cutlass.Float32, (128, 24, 16), k.ONE, k.SHARED, k.K_MAJOR,
         k.K_MAJOR),
+    "u8": lambda k: k.tcgen05.MmaI8Op(
+        k.cutlass.Uint8, (128, 128, 32), k.ONE, k.SHARED, k.K_MAJOR, k.K_MAJOR),
+    "no_swizzle": lambda k: k.tcgen05.SmemLayoutAtomKind.K_INTER,
     "e4m3_fill": lambda k: _rubin(k, "FILL"),
     "e4m3_last": lambda k: _rubin(k, "LASTUSE"),
     "mxfp8": lambda k: k.tcgen05.MmaMXF8Op(
@@ -30,10 +33,10 @@ def _rubin(k, use: str):
     )  # fmt: skip
 
 
-def _product(name, op, dtypes, sizes, tiler, *, negate=(False, False), lanes=None, **options):
+def _product(name, op, dtypes, sizes, tiler, *, negate=None, lanes=None, atom=None, **options):
     (a, b, c), (m, n, k) = dtypes, sizes
     args = (Array("a", a, (m, k)), Array("b", b, (n, k)), Array("c", c, (m, n), "out"))
-    constants = {"op": op, "tiler": tiler, "negate": negate, "lanes": lanes}
+    constants = {"op": op, "tiler": tiler, "negate": negate, "lanes": lanes, "atom": atom}
     return Case(name, "product", constants, args, (1, 1, 1), "gemm_signed", language="cute",
                 **options)  # fmt: skip
 
@@ -69,6 +72,9 @@ CUTE_CASES = (
     _product("lanes_off", "bf16", _BF16, (128, 128, 128), (128, 128, 64), target=103,
              lanes=(0x00FF00FF, 1, 0, 0x80000000)),
     _product("tf32_mn", "tf32_mn", _TF32, (128, 128, 64), (128, 128, 32), target=100),
+    _product("gemm_u8", "u8", ("u8", "u8", "i32"), (128, 128, 256), (128, 128, 128), target=100),
+    _product("no_swizzle", "bf16", _BF16, (128, 128, 64), (128, 128, 64), atom="no_swizzle",
+             target=103),
     _product("bf16_n24", "bf16_n24", _BF16, (128, 24, 64), (128, 24, 64), target=100),
     _collected("collector_a", ("fp8e4nv", "fp8e5", "fp32"), (128, 128, 128), (128, 64, 128),
                target=107),

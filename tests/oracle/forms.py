@@ -50,6 +50,7 @@ CLOSED = {
         Form("kind::tf32", "gemm_tf32 gemm_tf32_tb gemm_tf32_tb_1 tf32_mn", r"kind::tf32",
              (_D | _A | _B, 0x910)),
         Form("kind::i8, s8", "gemm_s8", r"kind::i8", (_D | _A | _B, 0x4A0)),
+        Form("kind::i8, u8", "gemm_u8", r"kind::i8", (_D | _A | _B, 0x020)),
         Form("kind::f8f6f4, e4m3", "gemm_e4m3 gemm_e4m3_64x128 gemm_e4m3_ta gemm_e4m3_tb",
              r"kind::f8f6f4", (_D | _A | _B, 0x010)),
         Form("kind::f8f6f4, e5m2 with e4m3", "gemm_e5m2_e4m3", r"kind::f8f6f4",
@@ -68,6 +69,7 @@ CLOSED = {
     ),
     "Operands in shared memory": (
         Form("K-major, swizzle of 128, 64, 32 bytes", "gemm_bf16 gemm_bf16_k32 gemm_bf16_k16"),
+        Form("K-major without a swizzle", "no_swizzle"),
         Form("A MN-major, 2 bytes", "gemm_bf16_ta gemm_f16_tab", "", (1 << 15, 1 << 15)),
         Form("B MN-major, 2 bytes", "gemm_bf16_tb gemm_f16_tab pair_bf16_tb", "",
              (1 << 16, 1 << 16)),
@@ -109,6 +111,10 @@ CLOSED = {
         Form("ld with .pack::16b", "loads_32x32b_f16 loads_16x256b_f16", r"ld\S*pack::16b"),
         Form("ld.red, max and min of magnitudes", "reduced", r"ld\.red\S*min\.abs"),
         Form("st 32x32b, 16x32bx2", "gemm_bf16 gemm_f16_64x128", r"tcgen05\.st"),
+        Form("st of the other shapes", "started_16x64b started_16x128b started_16x256b",
+             r"tcgen05\.st\S*16x(64|128|256)b"),
+        Form("st with .unpack::16b", "started_32x32b_f16 started_16x128b_f16",
+             r"tcgen05\.st\S*unpack::16b"),
         Form("cp 128x256b", "copied", r"tcgen05\.cp\S*128x256b"),
         Form("576 exclusive columns", "exclusive_576 exclusive_nvfp4 nvfp4_256x256",
              r"alloc\.exclusive\S* \[[^]]*\], 576"),
@@ -136,12 +142,13 @@ CLOSED = {
 }
 # What no kernel of another compiler here has: the manual's word and our tests of it.
 ALONE = (
-    "kind::f8f6f4 and mxf8f6f4 with elements of 6 bits; e2m1 without scales; u8; saturation of i8",
+    "kind::f8f6f4 and mxf8f6f4 with elements of 6 bits; e2m1 without scales; u8 with s8; "
+    "saturation of i8",
     "kind::mxf4nvf4 with block32, or ue8m0 with block16",
-    "matrix operands without a swizzle; base offset; the absolute leading address (bit 52)",
+    "MN-major operands without a swizzle; base offset; the absolute leading address (bit 52)",
     "A of 4 and 6 bits in tensor memory where bytes hold one element: refused, a figure only",
     "D scaled by a power of two; lanes kept off in a pair",
-    "cp 128x128b and 64x128b; st of the 16-lane shapes but 16x32bx2, and .unpack::16b",
+    "cp 128x128b and 64x128b",
     "ld.red of integers; ld.red 16x32bx2; .NaN",
     "collectors: use, discard after a fill, and what happens to an operand that changes",
     "early release of A (commit with sync_restrict::shared::read::mma::a); masks of 32 CTAs",

@@ -30,7 +30,7 @@ def _store(acc: cute.Tensor, target: cute.Tensor, thread: cutlass.Int32):
     """target = the sums in tensor memory."""
     primitives.tcgen05_fence(primitives.Tcgen05Fence.AFTER_THREAD_SYNC)
     times = tcgen05.Repetition(8 if cute.size(acc) // THREADS % 32 else 32)
-    atom = cute.make_copy_atom(tcgen05.Ld32x32bOp(times), cutlass.Float32)
+    atom = cute.make_copy_atom(tcgen05.Ld32x32bOp(times), acc.element_type)
     load = tcgen05.make_tmem_copy(atom, acc[(None, None), 0, 0])
     part = load.get_slice(thread)
     to = part.partition_D(target[(None, None), 0, 0])
@@ -41,7 +41,8 @@ def _store(acc: cute.Tensor, target: cute.Tensor, thread: cutlass.Int32):
 
 
 @cute.jit
-def _begin(smem: cutlass.Constexpr, thread: cutlass.Int32, warp: cutlass.Int32):
+def _begin(smem: cutlass.Constexpr, thread: cutlass.Int32, warp: cutlass.Int32,
+           sums: cutlass.Constexpr):  # fmt: skip
     """An mbarrier for the products, and tensor memory."""
     bar = smem.allocate_array(cutlass.Int64, 1)
     holder = smem.allocate(cutlass.Int32)
@@ -51,7 +52,7 @@ def _begin(smem: cutlass.Constexpr, thread: cutlass.Int32, warp: cutlass.Int32):
             cute.arch.mbarrier_init(bar, 1)
     cute.arch.mbarrier_init_fence()
     cute.arch.sync_threads()
-    return bar, cute.arch.retrieve_tmem_ptr(cutlass.Float32, 16, holder)
+    return bar, cute.arch.retrieve_tmem_ptr(sums, 16, holder)
 
 
 @cute.jit
@@ -60,6 +61,21 @@ def _end(tmem: cute.Pointer, warp: cutlass.Int32):
     if warp == 0:
         cute.arch.relinquish_tmem_alloc_permit()
         cute.arch.dealloc_tmem(tmem, COLUMNS)
+
+
+@cute.jit
+def _layouts(mma: cute.TiledMma, tiler: cutlass.Constexpr, A: cutlass.Constexpr,
+             B: cutlass.Constexpr, atom: cutlass.Constexpr):  # fmt: skip
+    """CuTe's own layouts of the operands in shared memory, or tiles of an atom."""
+    if cutlass.const_expr(atom is None):
+        left = blackwell_helpers.make_smem_layout_a(mma, tiler, A, 1)
+        return left, blackwell_helpers.make_smem_layout_b(mma, tiler, B, 1)
+    a = cute.append(mma.partition_shape_A((tiler[0], tiler[2])), 1)
+    b = cute.append(mma.partition_shape_B((tiler[1], tiler[2])), 1)
+    return (
+        tcgen05.tile_to_mma_shape(tcgen05.make_smem_layout_atom(atom, A), a, order=(1, 2, 3)),
+        tcgen05.tile_to_mma_shape(tcgen05.make_smem_layout_atom(atom, B), b, order=(1, 2, 3)),
+    )
 
 
 @cute.jit
@@ -73,15 +89,15 @@ def _ready():
 def product(
     A: cute.Tensor, B: cute.Tensor, C: cute.Tensor, op: cutlass.Constexpr,
     tiler: cutlass.Constexpr, negate: cutlass.Constexpr, lanes: cutlass.Constexpr,
+    atom: cutlass.Constexpr,
 ):  # fmt: skip
     """C = (-)A (-)B^T; lanes whose bits are set in `lanes` keep the first step's sums."""
     thread, _, _ = cute.arch.thread_idx()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     mma = cute.make_tiled_mma(op)
-    sa_layout = blackwell_helpers.make_smem_layout_a(mma, tiler, A.element_type, 1)
-    sb_layout = blackwell_helpers.make_smem_layout_b(mma, tiler, B.element_type, 1)
+    sa_layout, sb_layout = _layouts(mma, tiler, A.element_type, B.element_type, atom)
     smem = cutlass.memory.SmemAllocator()
-    bar, tmem = _begin(smem, thread, warp)
+    bar, tmem = _begin(smem, thread, warp, op.acc_dtype)
     sa = smem.allocate_tensor(A.element_type, sa_layout.outer, 1024, sa_layout.inner)
     sb = smem.allocate_tensor(B.element_type, sb_layout.outer, 1024, sb_layout.inner)
     part = mma.get_slice(0)
@@ -91,8 +107,9 @@ def product(
     shape = mma.partition_shape_C(tiler[:2])
     acc = cute.make_tensor(tmem, mma.make_fragment_C(shape).layout)
     mma.set(tcgen05.Field.ACCUMULATE, False)
-    mma.set(tcgen05.Field.NEGATE_A, negate[0])
-    mma.set(tcgen05.Field.NEGATE_B, negate[1])
+    if cutlass.const_expr(negate is not None):
+        mma.set(tcgen05.Field.NEGATE_A, negate[0])
+        mma.set(tcgen05.Field.NEGATE_B, negate[1])
     for step in cutlass.range_constexpr(cute.size(ga, mode=[3])):
         _fill(sa, ga[None, None, None, step], thread)
         _fill(sb, gb[None, None, None, step], thread)
@@ -123,7 +140,7 @@ def collected(
     sa_layout = blackwell_helpers.make_smem_layout_a(first, tiler, A.element_type, 1)
     sb_layout = blackwell_helpers.make_smem_layout_b(first, tiler, B.element_type, 2)
     smem = cutlass.memory.SmemAllocator()
-    bar, tmem = _begin(smem, thread, warp)
+    bar, tmem = _begin(smem, thread, warp, cutlass.Float32)
     sa = smem.allocate_tensor(A.element_type, sa_layout.outer, 1024, sa_layout.inner)
     sb = smem.allocate_tensor(B.element_type, sb_layout.outer, 1024, sb_layout.inner)
     part = first.get_slice(0)
@@ -180,7 +197,7 @@ def scaled(
     su_layout = blockscaled_layout.make_smem_layout_sfa(mma, tiler, SCALES, 1)
     sv_layout = blockscaled_layout.make_smem_layout_sfb(mma, tiler, SCALES, 1)
     smem = cutlass.memory.SmemAllocator()
-    bar, tmem = _begin(smem, thread, warp)
+    bar, tmem = _begin(smem, thread, warp, cutlass.Float32)
     sa = smem.allocate_tensor(A.element_type, sa_layout.outer, 1024, sa_layout.inner)
     sb = smem.allocate_tensor(B.element_type, sb_layout.outer, 1024, sb_layout.inner)
     su = smem.allocate_tensor(cutlass.Float8E8M0FNU, su_layout, 128)

@@ -300,3 +300,35 @@ def scaled(
     mbarrier.invalidate(done)
     OUT: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0], cga_layout=SPLIT)
     _put(c, acc.load(), row, col, N, OUT)
+
+
+@gluon.jit
+def started(
+    a, b, c, start, M, N, K, BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr,
+    VARIANT: gl.constexpr, HALF: gl.constexpr,
+):  # fmt: skip
+    """C = start + A @ B, B stored [N, K]; threads store the start in one of the shapes."""
+    da, db = _maps(a, b, M, N, K, BM, BN, BK, False, [], [])
+    sa = gl.allocate_shared_memory(da.dtype, da.block_shape, da.layout)
+    sb = gl.allocate_shared_memory(db.dtype, db.block_shape, db.layout)
+    full = mbarrier.allocate_mbarrier()
+    done = mbarrier.allocate_mbarrier()
+    mbarrier.init(full, count=1)
+    mbarrier.init(done, count=1)
+    ACC: gl.constexpr = gl.float16 if HALF else gl.float32
+    LAYOUT: gl.constexpr = TensorMemoryLayout([BM, BN], col_stride=2 if HALF else 1)
+    acc = allocate_tensor_memory(ACC, [BM, BN], LAYOUT)
+    REGISTERS: gl.constexpr = acc.get_reg_layout(instr_variant=VARIANT)
+    rows = gl.arange(0, BM, gl.SliceLayout(1, REGISTERS))
+    cols = gl.arange(0, BN, gl.SliceLayout(0, REGISTERS))
+    acc.store(gl.load(start + rows[:, None] * N + cols[None, :]))
+    mbarrier.expect(full, da.nbytes_per_cta + db.nbytes_per_cta)
+    tma.async_load(da, [0, 0], full, sa)
+    tma.async_load(db, [0, 0], full, sb)
+    mbarrier.wait(full, 0)
+    tcgen05_mma(sa, sb.permute((1, 0)), acc, use_acc=True, mbarriers=[done])
+    mbarrier.wait(done, 0)
+    mbarrier.invalidate(full)
+    mbarrier.invalidate(done)
+    OUT: gl.constexpr = acc.get_reg_layout()
+    _put(c, acc.load(OUT), 0, 0, N, OUT)

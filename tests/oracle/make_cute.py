@@ -12,6 +12,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from oracle.cute_cases import CUTE_CASES, OPS, Case
@@ -30,11 +31,14 @@ def _compiled(case: Case) -> str:
 
     types = {
         "bf16": cutlass.BFloat16, "fp32": cutlass.Float32, "fp8e4nv": cutlass.Float8E4M3FN,
-        "fp8e5": cutlass.Float8E5M2, "ue8m0": cutlass.Uint8,
+        "fp8e5": cutlass.Float8E5M2, "ue8m0": cutlass.Uint8, "u8": cutlass.Uint8,
+        "i8": cutlass.Int8, "i32": cutlass.Int32,
     }  # fmt: skip
     kernel = getattr(kernels_cute, case.kernel)
-    options = [OPS[value](kernels_cute) if value in OPS else value for value in
-               case.constants.values()]  # fmt: skip
+    options = [
+        OPS[value](kernels_cute) if isinstance(value, str) else value
+        for value in case.constants.values()
+    ]
 
     @cute.jit
     def host(*arrays):
@@ -65,6 +69,19 @@ def facts(case: Case) -> dict:
             "smem_bytes": SMEM_BYTES, "cluster": 1, "params": params}  # fmt: skip
 
 
+def _in_a_process(case: Case) -> str:
+    """The text, made in a folder where the compiler may leave files."""
+    environment = os.environ | {
+        "CUTE_DSL_ARCH": f"sm_{case.target}a", "ORACLE_CASE": case.name,
+        "PYTHONPATH": str(HERE.parent),
+    }  # fmt: skip
+    command = [sys.executable, "-W", "ignore", "-m", "oracle.make_cute"]
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(command, env=environment, cwd=folder, check=True,
+                              capture_output=True, text=True)  # fmt: skip
+    return done.stdout
+
+
 def main(names: list[str]) -> None:
     """Compiles the named cases, or all, each in a process of its own."""
     for case in CUTE_CASES:
@@ -72,16 +89,14 @@ def main(names: list[str]) -> None:
             continue
         folder = HERE / case.folder
         folder.mkdir(exist_ok=True)
-        environment = os.environ | {"CUTE_DSL_ARCH": f"sm_{case.target}a", "ORACLE_CASE": case.name}
-        command = [sys.executable, "-W", "ignore", "-m", "oracle.make_cute"]
-        text = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
-        (folder / f"{case.name}.ptx").write_text(text.stdout)
+        text = _in_a_process(case)
+        (folder / f"{case.name}.ptx").write_text(text)
         path = folder / "launch.json"
         known = json.loads(path.read_text()) if path.exists() else {}
         known[case.name] = facts(case)
         rows = [f'"{name}": {json.dumps(known[name])}' for name in sorted(known)]
         path.write_text("{\n" + ",\n".join(rows) + "\n}\n")
-        print(f"{folder.name} {case.name:24} {len(text.stdout):7} bytes")
+        print(f"{folder.name} {case.name:24} {len(text):7} bytes")
 
 
 if __name__ == "__main__":

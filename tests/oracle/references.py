@@ -36,7 +36,7 @@ def _operand(x: np.ndarray) -> np.ndarray:
 
 def _product(a: np.ndarray, b: np.ndarray) -> Reference | np.ndarray:
     """a @ b, [.., M, K] and [.., K, N], summed in fp32, or exactly for integers and fp64."""
-    if a.dtype.kind == "i":
+    if a.dtype.kind in "iu":
         return (a.astype(np.int64) @ b.astype(np.int64)).astype(np.int32)
     if a.dtype == np.float64:
         size = np.abs(a) @ np.abs(b)
@@ -113,6 +113,13 @@ def gemm_half(x: Arrays, case: Case) -> Expected:
     return {"c": Reference(product.value, product.error + steps * half_ulp(np.float16) * size)}
 
 
+def gemm_started_half(x: Arrays, case: Case) -> Expected:
+    product = gemm_half(x, case)["c"]
+    start = as_float64(x["start"])
+    error = product.error + half_ulp(np.float16) * 4 * np.abs(start)
+    return {"c": Reference(start + product.value, error)}
+
+
 def gemm_started(x: Arrays, case: Case) -> Expected:
     return {"c": _plus(x["start"], _product(x["a"], x["b"].T), 1)}
 
@@ -133,7 +140,9 @@ def gemm_signed(x: Arrays, case: Case) -> Expected:
     whole = _product(x["a"], x["b"].T)
     words = np.array(case.constants["lanes"] or (0,) * 4, np.uint32)
     off = np.unpackbits(words.view(np.uint8), bitorder="little").astype(bool)
-    sign = -1 if sum(case.constants["negate"]) == 1 else 1
+    if isinstance(whole, np.ndarray):
+        return {"c": whole}
+    sign = -1 if sum(case.constants["negate"] or ()) == 1 else 1
     keep = off[: len(whole.value), None]
     value = sign * np.where(keep, parts[0].value, whole.value)
     return {"c": Reference(value, whole.error)}

@@ -172,7 +172,18 @@ def _tensor_scales(name, formats, scale, sizes, tile, *, pair=False, k_first=Fal
                    **options)  # fmt: skip
 
 
+def _started(variant: str, target: int, *, half=False) -> Case:
+    dtypes = ("fp16", "fp16", "fp16" if half else "fp32")
+    start = Array("start", dtypes[2], (128, 64))
+    return _single(f"started_{variant}" + ("_f16" if half else ""), "started", dtypes,
+                   (128, 64, 64), (128, 64, 64), extra=(start,), target=target,
+                   reference="gemm_started_half" if half else "gemm_started",
+                   constants={"VARIANT": variant, "HALF": half})  # fmt: skip
+
+
 GLUON = (
+    _started("16x64b", 107), _started("16x128b", 100), _started("16x256b", 103),
+    _started("32x32b", 103, half=True), _started("16x128b", 107, half=True),
     _loads("32x32b", 107), _loads("16x64b", 100), _loads("16x128b", 103), _loads("16x256b", 100),
     _loads("32x32b", 107, tile=(64, 64, 64)), _loads("32x32b", 100, half=True),
     _loads("16x256b", 107, half=True),
