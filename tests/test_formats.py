@@ -160,6 +160,7 @@ def test_packed_scales_lie_as_the_manual_has_them(shape: tuple[int, ...]):
 def test_torch_tensors_are_quantised_as_arrays_are():
     torch = pytest.importorskip("torch")
     x = inputs()
+    x[6:9] = 1  # what the elements of a block with the scale NaN are has no meaning
     for dtype in (e4m3, e5m2, e2m1):
         wanted, mine = formats.quantize_mx(x, dtype), formats.quantize_mx(torch.tensor(x), dtype)
         for array, tensor in zip(wanted, mine, strict=True):

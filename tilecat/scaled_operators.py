@@ -1,13 +1,14 @@
 """Products of operands with scales: MXFP8, MXFP4, NVFP4, on every target.
 
 Where the tensor cores apply scales (sm_100a, sm_103a, sm_107a) the scales are packed in their order
-and the kernels of `kernels/gemm_scaled.py` multiply. Elsewhere operands are dequantised to bf16,
-which holds every product of an element and its scale exactly, but for the ends of e8m0's range, and
-`tc.matmul` multiplies.
+and the kernels of `kernels/gemm_scaled.py` multiply. Elsewhere a kernel dequantises operands to
+bf16, which holds every product of an element and its scale exactly, but for the ends of e8m0's
+range, and `tc.matmul` multiplies.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from .arch import DEFAULT_TARGET, arch_of
 from .driver import raise_reports
 from .errors import DTypeError, LayoutError, ResourceError
 from .gemm_call import Options, prepare
+from .kernels import dequantise
 from .kernels import gemm_scaled as kernels
 from .kernels.tensor_scales import FORMATS, ROWS, Format
 from .operators import matmul
@@ -127,14 +129,22 @@ class Side:
 
     def dequantised(self, form: Format) -> Any:
         """bf16, exact but for the ends of e8m0's range."""
-        scales = self.scales
+        scales, (*lead, rows, held) = self.scales, view(self.data).shape
         if self.packed:
-            scales = formats.unpack_scales(scales, view(self.data).shape[-2], self.blocks)
-        nvfp4 = form.scale.name == "e4m3"
-        wide = (formats.dequantize_nvfp4 if nvfp4 else formats.dequantize_mx)(self.data, scales)
-        narrow = empty(self.data, tuple(wide.shape), "bf16")
-        narrow[...] = wide
-        return narrow
+            scales = formats.unpack_scales(scales, rows, self.blocks)
+        if form.scale.name == "e4m3":
+            wide = empty(scales, tuple(scales.shape), "f32")
+            wide[...] = scales
+            scales = wide
+        else:
+            scales = _viewed(scales, "u8")
+        k, planes = held * form.per_byte, math.prod(lead)
+        out = empty(self.data, (planes * rows, k), "bf16")
+        flat = self.data.reshape(planes * rows, held), scales.reshape(planes * rows, self.blocks)
+        tiles = -(-planes * rows // dequantise.ROWS) * -(-k // dequantise.COLS)
+        if tiles:
+            dequantise.dequantise(*flat, out, grid=tiles, block=form.block)
+        return out.reshape(*lead, rows, k)
 
     def words(self) -> Any:
         """Scales as the kernels take them."""

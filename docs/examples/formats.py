@@ -36,7 +36,7 @@ FORMATS = Family(
 last axis, and packs scales in the order in which the tensor cores take them. Products of such
 matrices run on every target: on sm_100a, sm_103a and sm_107a by the instructions that apply scales
 (these texts are assembled, and run on the PTX machine; no such chip was at hand), on Hopper
-dequantised to bf16.
+dequantised to bf16 by a kernel, and multiplied as `tc.matmul` does.
 """,
     ("matmul_mxfp8", "matmul_mxfp4", "matmul_nvfp4", "formats",
      *(f"formats.{name}" for name in formats.__all__)),
