@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch.utils.checkpoint import (  # noqa: E402
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 from torch_exact import causal, close, double, exact, heads, once_supported  # noqa: E402
 
@@ -183,10 +190,37 @@ def test_autocast_computes_in_its_dtype():
 
 def test_a_checkpoint_recomputes_the_same_gradients():
     given, plain = qkv(16, 24), qkv(16, 24)
-    torch.utils.checkpoint.checkpoint(tt.attention, *given, use_reentrant=False).sum().backward()
+    checkpoint(tt.attention, *given, use_reentrant=False).sum().backward()
     tt.attention(*plain).sum().backward()
     for mine, other in zip(given, plain, strict=True):
         assert torch.equal(mine.grad, other.grad)
+
+
+def test_a_checkpoint_may_keep_what_the_operator_gave():
+    operator, given, plain = torch.ops.tilecat.attention_forward.default, qkv(16, 24), qkv(16, 24)
+    seen = []
+
+    def policy(context, op, *args, **kwargs):
+        seen.append(op)
+        keep = op == operator
+        return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
+
+    contexts = functools.partial(create_selective_checkpoint_contexts, policy)
+    out = checkpoint(
+        lambda *x: tt.attention(*x) * 2, *given, use_reentrant=False, context_fn=contexts
+    )
+    out.sum().backward()
+    (tt.attention(*plain) * 2).sum().backward()
+    assert operator in seen
+    for mine, other in zip(given, plain, strict=True):
+        assert torch.equal(mine.grad, other.grad)
+
+
+def test_a_profiler_sees_the_operator():
+    q = heads(1, 1, 16, 32)
+    with torch.profiler.profile() as profile:
+        tt.attention(q, q, q)
+    assert "tilecat::attention_forward" in {event.key for event in profile.key_averages()}
 
 
 def test_deterministic_algorithms_reach_the_backward(monkeypatch):
