@@ -32,7 +32,7 @@ def attention(
 
     Gradients are those of q, k, v and sinks; others of bias and of arguments of the functions are
     refused, and return_lse gives a log-sum-exp that has none. With
-    `torch.use_deterministic_algorithms(True)` gradients have the same bits in every run.
+    `torch.use_deterministic_algorithms(True)` their sums are made in a fixed order.
 
     Args:
         q: B x H x Lq x D, bf16 or f16.
