@@ -89,11 +89,12 @@ def test_tables_and_shapes_are_chosen_by_name():
     assert bench.chosen_tables(("all",)) == bench.ALL and bench.chosen_tables(()) == bench.ALL
     tasks = bench.make_tasks(("gemm", "attention"))
     labels = [task.label for task in tasks]
-    assert len(labels) == 2 * len(gemm.SPEC.shapes) + 10
+    assert len(labels) == 2 * len(gemm.SPEC.shapes) + 20
     assert {"4096^3 NN", "4352^3 NT", "1000x1016x520 NN", "8448x8448x4096 NN"} <= set(labels)
-    assert "D128 B16 N3072" in labels
+    assert {"D128 B16 N3072", "D64 B4 N12288 causal"} <= set(labels)
     few = bench.make_tasks(("gemm", "attention"), ("640x512x64", "D64 B2 N100"))
-    assert [task.label for task in few] == ["640x512x64 NN", "640x512x64 NT", "D64 B2 N100"]
+    assert [task.label for task in few] == ["640x512x64 NN", "640x512x64 NT", "D64 B2 N100",
+                                          "D64 B2 N100 causal"]  # fmt: skip
     assert [task.table for task in bench.make_tasks(bench.ALL)[:3]] == ["host", "depth", "grid"]
     with pytest.raises(LayoutError, match="no table 'fft'"):
         bench.chosen_tables(("fft",))

@@ -1,8 +1,9 @@
-"""Attention, forward, not causal: against the two fast backends of torch's SDPA."""
+"""Attention, forward: against the two fast backends of torch's SDPA, causal and not."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,11 +21,13 @@ BACKENDS = {"cudnn": "CUDNN_ATTENTION", "flash": "FLASH_ATTENTION"}
 
 
 def attention_tasks(shapes: tuple[Shape, ...]) -> list[Task]:
-    """Attention against SDPA with cuDNN and with FlashAttention-2."""
+    """Attention against SDPA with cuDNN and with FlashAttention-2: each shape, then causal."""
     return [
-        Task("attention", shape.name, partial(_attention, shape), _weight(shape))
+        Task("attention", shape.name + " causal" * causal, partial(_attention, shape, causal),
+             _weight(shape) / (1 + causal))
+        for causal in (False, True)
         for shape in shapes
-    ]
+    ]  # fmt: skip
 
 
 def order_tasks() -> list[Task]:
@@ -59,17 +62,20 @@ def operands(torch: Any, shape: Shape) -> tuple[Any, Any, Any]:
     return q, k, v
 
 
-def exact(torch: Any, q: Any, k: Any, v: Any, rows: int = 2048) -> Any:
+def exact(torch: Any, q: Any, k: Any, v: Any, causal: bool = False, rows: int = 2048) -> Any:
     """softmax(Q K^T / sqrt(D)) V of one head in float64, `rows` queries at a time."""
     wide_k, wide_v = k.double(), v.double()
-    parts = [
-        torch.softmax(part.double() @ wide_k.t() * q.shape[-1] ** -0.5, dim=-1) @ wide_v
-        for part in q.split(rows)
-    ]
+    keys, parts = torch.arange(k.shape[0], device=k.device), []
+    for number, part in enumerate(q.split(rows)):
+        scores = part.double() @ wide_k.t() * q.shape[-1] ** -0.5
+        if causal:
+            own = torch.arange(part.shape[0], device=k.device) + number * rows
+            scores.masked_fill_(keys > own[:, None], float("-inf"))
+        parts.append(torch.softmax(scores, dim=-1) @ wide_v)
     return torch.cat(parts)
 
 
-def check(torch: Any, q: Any, k: Any, v: Any, out: Any) -> float:
+def check(torch: Any, q: Any, k: Any, v: Any, out: Any, causal: bool = False) -> float:
     """Worst relative error of the first and the last head; a NaN anywhere is an error.
 
     Raises:
@@ -78,7 +84,8 @@ def check(torch: Any, q: Any, k: Any, v: Any, out: Any) -> float:
     group = q.shape[1] // k.shape[1]
     worst = 0.0
     for entry, head in {(0, 0), (q.shape[0] - 1, q.shape[1] - 1)}:
-        expected = exact(torch, q[entry, head], k[entry, head // group], v[entry, head // group])
+        keys, values = (x[entry, head // group] for x in (k, v))
+        expected = exact(torch, q[entry, head], keys, values, causal)
         difference = (out[entry, head].double() - expected).norm() / expected.norm()
         worst = max(worst, float(difference))
     if not worst <= rounding("bf16") or bool(torch.isnan(out).any()):
@@ -86,14 +93,19 @@ def check(torch: Any, q: Any, k: Any, v: Any, out: Any) -> float:
     return worst
 
 
-def _attention(shape: Shape, session: Session) -> dict[str, Any]:
+def _attention(shape: Shape, causal: bool, session: Session) -> dict[str, Any]:
     torch = session.torch
     q, k, v = operands(torch, shape)
-    error = check(torch, q, k, v, attention(q, k, v))
-    peers, missing = _peers(torch, q, k, v)
-    functions = {"tilecat": lambda: attention(q, k, v), **peers}
-    found = {"shape": shape.name, "extents": shape.extents, "error": error, **missing}
-    return found | session.compare(functions, SPEC, shape)
+    error = check(torch, q, k, v, attention(q, k, v, causal=causal), causal)
+    peers, missing = _peers(torch, q, k, v, causal)
+    errors = {name: check(torch, q, k, v, peer(), causal) for name, peer in peers.items()}
+    functions = {"tilecat": lambda: attention(q, k, v, causal=causal), **peers}
+    found = {
+        "shape": shape.name, "extents": shape.extents, "causal": causal, "error": error,
+        "peer_errors": errors, **missing,
+    }  # fmt: skip
+    spec = replace(SPEC, flops=lambda extents: SPEC.flops(extents) // 2) if causal else SPEC
+    return found | session.compare(functions, spec, shape)
 
 
 def _orders(shape: Shape, session: Session) -> dict[str, Any]:
@@ -116,7 +128,7 @@ def _orders(shape: Shape, session: Session) -> dict[str, Any]:
 
 
 def _peers(
-    torch: Any, q: Any, k: Any, v: Any
+    torch: Any, q: Any, k: Any, v: Any, causal: bool = False
 ) -> tuple[dict[str, Callable[[], Any]], dict[str, str]]:
     """SDPA by backend, and those that this build of torch does not run, with the reason."""
     sdpa, grouped = torch.nn.functional.scaled_dot_product_attention, q.shape[1] != k.shape[1]
@@ -125,7 +137,7 @@ def _peers(
 
     def call(backend: Any) -> Any:
         with torch.nn.attention.sdpa_kernel(backend):
-            return sdpa(q, k, v, enable_gqa=grouped)
+            return sdpa(q, k, v, enable_gqa=grouped, is_causal=causal)
 
     for name, member in BACKENDS.items():
         peer = partial(call, getattr(torch.nn.attention.SDPBackend, member))
