@@ -113,7 +113,7 @@ class Subject:
 
 
 def _view(value: Any) -> Any:
-    return value if isinstance(value, float) else view(value)
+    return value if isinstance(value, int | float) else view(value)
 
 
 def _matmul(name: str, m: int, n: int, k: int, strided: tuple[int, ...] = (), **params: int):
