@@ -19,6 +19,7 @@ from tilecat.binding import bind
 from tilecat.check import shared_accesses
 from tilecat.driver import Compiled, KernelFunction
 from tilecat.kernels.attention import attention
+from tilecat.kernels.attention_forward import attention_forward
 from tilecat.kernels.gemm import matmul
 from tilecat.tiles import SharedTileType
 
@@ -71,7 +72,14 @@ CASES = {
     "gemm by threads": (matmul, gemm_arrays(odd=1), {"tile_m": 64, "tile_n": 64, "tile_k": 16}),
     "attention 64": (attention, attention_arrays(64), {"consumers": 1}),
     "attention 128": (attention, attention_arrays(128), {"consumers": 1}),
-}
+    **{
+        f"forward {dim}": (
+            attention_forward, attention_arrays(dim),
+            {"dim": dim, "dim_v": dim, "tile_k": 80, "consumers": 1},
+        )
+        for dim in (64, 96, 128, 192, 256)
+    },
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CASES)

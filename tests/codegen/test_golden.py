@@ -10,10 +10,14 @@ import re
 import runpy
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tilecat.driver import Compiled
+from tilecat.dtypes import bf16
 from tilecat.kernels.attention import attention
+from tilecat.kernels.attention_forward import attention_forward
+from tilecat.kernels.attention_scores import Edges
 from tilecat.kernels.gemm import matmul
 from tilecat.kernels.gemm_scaled import matmul_fp4, matmul_mxfp8
 
@@ -35,7 +39,12 @@ KERNELS = {
         target="sm_100a", cluster=2, pairs=True, persistent="launch-control"
     ),
     "attention": lambda: attention.compile(D=64, consumers=3, pingpong=True),
+    "attention_causal": lambda: attention_forward.compile(
+        *CAUSAL, pingpong=True, order="longest", edges=Edges(right=True)
+    ),
 }
+HEAD = np.zeros((1, 1, 64, 128), bf16.numpy)
+CAUSAL = (HEAD, HEAD, HEAD, np.zeros_like(HEAD), np.zeros((1, 1, 64), np.float32), 0.125, 1, 0, 0)
 
 
 def normalised(compiled: Compiled) -> str:
