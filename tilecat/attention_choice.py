@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -13,9 +14,15 @@ NARROWEST = 32  # keys a block
 # Of K and V that the tiles at work read, so that L2 (60 MB on an H200) keeps them; more of them let
 # tasks be shared out more evenly.
 L2_BYTES = 48 << 20
+BEST_BYTES = 32 << 20  # of equally even orders the one that is nearest
+# Heads whose K and V may come from memory, a query row of a tile: with so many rows a byte of K and
+# V is good for as many FLOPs, an SM makes 4.3e12 of them a second, and memory gives 1.6e12 bytes
+# beside what else is read and written (all measured on an H200, 2026-11-30).
+STREAMS = 1.6 / 4.3
 # What a task takes beside its blocks, in blocks (H200, D 64, N 768 against 12288, 2026-11-30).
 OVERHEAD = 1.2
-MAX_ORDERS = 24  # candidates that are replayed
+CLOSE = 0.01  # shares that differ by less count as equal
+MAX_ORDERS = 64  # candidates that are replayed
 
 
 @dataclass(frozen=True)
@@ -133,18 +140,22 @@ def order_of(problem: Problem, tall: int, tile_k: int) -> tuple[int, int]:
     heads come together, and on whether waves turn: each candidate is replayed.
     """
     blocks = _blocks(problem, tall, tile_k)
+    even = float(blocks.sum()) * problem.heads / problem.sms
     kv_bytes = 2 * problem.keys * (problem.dim + problem.dim_v) / problem.group
     found = []
     for sections in range(1, problem.heads + 1):
         planes = -(-problem.heads // sections)
-        if planes * kv_bytes > L2_BYTES and planes > problem.group:
+        size, few = planes * kv_bytes, planes <= problem.group * max(1, STREAMS * tall)
+        if size > L2_BYTES and not few:
             continue
+        away = abs(math.log(size / BEST_BYTES))
         for turned in (0, 1):
-            found.append((_longest_share(blocks, problem, planes, turned), -planes, turned))
+            share = _longest_share(blocks, problem, planes, turned) / even
+            found.append((share, away, planes, turned))
         if len(found) >= MAX_ORDERS:
             break
-    _, planes, turned = min(found)
-    return -planes, turned
+    best = min(found)[0]
+    return min(one[1:] for one in found if one[0] <= best + CLOSE)[1:]
 
 
 def _blocks(problem: Problem, tall: int, tile_k: int) -> np.ndarray:
