@@ -40,6 +40,11 @@ _WARP = {
     "consumer: bar.warp.sync #1": "the lanes of a warp have executed tcgen05.wait::ld together "
     "(.sync.aligned)"
 }
+_FIRST = dict.fromkeys(
+    ("consumer: tcgen05.wait::ld #1", "consumer: tcgen05.fence::before_thread_sync #1"),
+    "of the first of two loads; those of the second stand in front of the arrival, and a thread's "
+    "own use of what it has loaded is tracked by ptxas, as in Triton's texts",
+)
 _READ = (
     "the read of an answer and its next write are ordered by arrivals; kept, as the manual's "
     "example has a fence between the proxies (PTX ISA 9.7.14.18)"
@@ -55,15 +60,23 @@ def _ends(*numbers: int) -> dict[str, str]:
 
 
 PLAIN, PAIRS, LAUNCHED, BOTH = "a CTA", "pairs of CTAs", "launch control", "pairs, launch control"
+RUBIN, RUBIN_PAIRS = "Rubin's controls", "Rubin's controls, pairs"
 EQUIVALENT = {
     PLAIN: {**_PERMIT, **_ends(2, 3), **_FENCE},
     PAIRS: {**_PERMIT, **_ends(2, 3), **_WARP},
     LAUNCHED: {**_PERMIT, **_ends(4, 5, 6, 7), **_FENCE, **_READS},
     BOTH: {**_PERMIT, **_ends(5, 6, 7, 8), **_WARP, **_READS},
+    RUBIN: {**_PERMIT, **_ends(3, 4, 5, 6), **_FENCE, **_FIRST},
+    RUBIN_PAIRS: {**_PERMIT, **_ends(3, 4, 5, 6), **_WARP, **_FIRST},
 }
 PAIR, LAUNCH = {"cluster": 2, "pairs": True}, {"persistent": "launch-control"}
+CONTROLS = {
+    "tile_m": 256, "tile_n": 32, "stacked": 2, "collectors": "b", "early_a": True,
+    "exclusive": True,
+}  # fmt: skip
 PARAMS: dict[str, dict[str, Any]] = {
     PLAIN: {}, PAIRS: PAIR, LAUNCHED: LAUNCH, BOTH: {**PAIR, **LAUNCH},
+    RUBIN: CONTROLS, RUBIN_PAIRS: {**PAIR, **CONTROLS},
 }  # fmt: skip
 
 
@@ -114,10 +127,11 @@ def test_every_opcode_that_synchronises_is_deleted(which: str, more: tuple[str, 
     assert {group_of(name) for name in names} >= {*TENSOR_SYNC, *more}
 
 
-QUICK = [("sm_100a", PLAIN), ("sm_107a", BOTH)]
+QUICK = [("sm_100a", PLAIN), ("sm_107a", BOTH), ("sm_107a", RUBIN)]
 CASES = [
-    pytest.param(*case, marks=() if case in QUICK else pytest.mark.full)
-    for case in product(("sm_100a", "sm_107a"), PARAMS)
+    pytest.param(target, which, marks=() if (target, which) in QUICK else pytest.mark.full)
+    for target, which in product(("sm_100a", "sm_107a"), PARAMS)
+    if target == "sm_107a" or which not in (RUBIN, RUBIN_PAIRS)
 ]
 
 

@@ -21,6 +21,7 @@ from tilecat.runtime.arrays import view
 from .test_tensor import TYPES, arrays, check
 
 BYTES = ("e4m3", "e5m2")
+USES = (r"\.B_KEEP", r"\.B_REUSE")  # of a collector of B: fill and lastuse, in machine code
 
 
 def run(*args: Any, grid: int = 2, seed: int = 0, **params: Any) -> None:
@@ -163,6 +164,32 @@ def test_a_collector_of_b_changes_no_number(name: str, params: dict, seed: int):
     controls = {"collectors": "b", "early_a": True, "wide_k": name in BYTES}
     run(a, b, c, seed=seed, **params, **controls)
     check(c, a, b, name)
+
+
+PAIRS = {"cluster": 2, "pairs": True, "tile_m": 256, "stacked": 2, "stages": 2}
+
+
+@pytest.mark.parametrize("seed", QUICK)
+@pytest.mark.parametrize("name", ["bf16", "e4m3"])
+def test_two_tiles_of_256_rows_and_columns_share_b_in_a_pair(name: str, seed: int):
+    a, b, c = arrays(600, 392, 272, TYPES[name])
+    controls = {"collectors": "b", "early_a": True, "wide_k": name in BYTES}
+    run(a, b, c, seed=seed, **PAIRS, **controls)
+    check(c, a, b, name)
+
+
+@pytest.mark.parametrize("oversized", [False, True])
+@pytest.mark.parametrize("name", ["bf16", "e4m3"])
+@pytest.mark.parametrize("params", [STACKED, PAIRS], ids=["a CTA", "pairs"])
+def test_all_controls_assemble_without_spills(name: str, params: dict, oversized: bool):
+    stages = {"stages": 4} if oversized else {}
+    made = compiled(name, **{**params, **stages}, oversized=oversized, exclusive=True,
+                    collectors="b", early_a=True, wide_k=name in BYTES)  # fmt: skip
+    assert (made.resources.shared_bytes > 232448) == oversized
+    machine_code = made.sass
+    assert len(re.findall(r"UTCBAR\S*MMA_READ_SHM_A", machine_code)) == 1
+    keep, reuse = (len(re.findall(rf"UTC\wMMA\S* .*{word}", machine_code)) for word in USES)
+    assert keep == reuse == (2 if name in BYTES else 4)
 
 
 def uses(made: Any) -> list[str]:

@@ -191,7 +191,7 @@ class Arch:
         """The matrix instruction with this key (instruction, A, B, accumulator), or None."""
         return next((form for form in self.mma_forms if form.key == key), None)
 
-    def require(self, feature: str, op: str) -> None:
+    def require(self, feature: str, op: str, hint: str | None = None) -> None:
         """Raises ArchError unless the architecture has the feature."""
         if feature not in self.features:
-            raise ArchError(f"{op}: needs {feature}, which {self.target} does not have")
+            raise ArchError(f"{op}: needs {feature}, which {self.target} does not have", hint=hint)

@@ -16,7 +16,7 @@ from ..ops.relayout import ChangeLayout
 from .complex import ComplexTile
 from .functions import empty
 from .products import record_mma
-from .tensor import TensorScales, TensorTile
+from .tensor import TensorScales, TensorTile, check_one_cta
 from .values import RegTile, factor_of, predicate_of
 
 
@@ -24,6 +24,8 @@ def _mma(name: str, acc: Any, a: Any, b: Any, options: dict[str, Any]) -> None:
     if isinstance(acc, ComplexTile):
         _complex(name, acc, a, b, options)
         return
+    if isinstance(acc, TensorTile):
+        check_one_cta(name)
     acc = getattr(acc, "sums", acc)  # a pipeline's, where one thread issues products
     if not isinstance(acc, RegTile | TensorTile):
         raise LayoutError(

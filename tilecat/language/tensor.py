@@ -172,7 +172,8 @@ def tmem(
             hint="allocate before the tc.warpgroup block or the pipeline",
         )
     if exclusive:
-        builder.arch.require("exclusive_columns", "tmem: exclusive=True")
+        without = f"exclusive=False: {builder.arch.limit('tensor_columns')} columns"
+        builder.arch.require("exclusive_columns", "tmem: exclusive=True", without)
     name = assigned_name(builder.loc()) or "sums"
     op = allocate(in_tensor_memory(kind), name, count or 1, exclusive=exclusive)
     return _held(op.result) if count is None else TensorTiles(op)
@@ -273,6 +274,20 @@ def free_tmem(threads: int = 128) -> None:
     if whole is None:
         raise ScopeError("free_tmem: the kernel has no tensor memory", hint="tc.tmem(...)")
     add(FreeTensorMemory(whole.result, threads))
+
+
+def check_one_cta(name: str) -> None:
+    """Products by hand are one CTA's, in a kernel that has no others.
+
+    Raises:
+        ScopeError: a pipeline's are of pairs of CTAs.
+    """
+    if current().kernel.facts.get("cta_group", 1) != 1:
+        raise ScopeError(
+            f"{name}: the products of a kernel are all of one CTA (.cta_group::1) or all of pairs "
+            "(.cta_group::2); by hand they are of one, got a pipeline with pairs=True",
+            hint="acc = pipe.accumulator(...) for these too, or pairs=False",
+        )
 
 
 def mma_commit(barrier: Barrier) -> None:
