@@ -24,6 +24,7 @@ class FakeCuda:
 
     def __init__(self):
         self.launches, self.maps, self.loads, self.pushed = [], [], 0, []
+        self.oversized, self.attributes = 0, {}  # shared memory of a CTA; those of functions
         self.replaced = self.capture = 0
         self.context = 1000
         self.status = OK
@@ -47,6 +48,8 @@ class FakeCuda:
         return OK, b"NVIDIA H200" + bytes(100)
 
     def cuDeviceGetAttribute(self, attribute, device):  # noqa: N802
+        if attribute.name.endswith("MAX_OVERSIZED_SHARED_MEMORY_PER_BLOCK"):
+            return OK, self.oversized
         return OK, ATTRIBUTES.get(attribute.name.rsplit("_", 1)[1], 0)
 
     def cuDevicePrimaryCtxRetain(self, device):  # noqa: N802
@@ -77,7 +80,8 @@ class FakeCuda:
     def cuModuleGetFunction(self, module, name):  # noqa: N802
         return OK, name
 
-    def cuFuncSetAttribute(self, *args):  # noqa: N802
+    def cuFuncSetAttribute(self, function, attribute, value):  # noqa: N802
+        self.attributes[attribute.name] = value
         return (OK,)
 
     def cuOccupancyMaxActiveClusters(self, function, config):  # noqa: N802

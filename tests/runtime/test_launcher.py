@@ -198,6 +198,19 @@ def test_launch_refuses_too_much_shared_memory(cuda):
         launch.Launcher(replace(scale(), smem_bytes=232449), b"cubin")([tensor((4,), (1,)), 1.0])
 
 
+@pytest.mark.parametrize(("num_bytes", "mode"), [(232448, None), (232449, 3), (334848, 3)])
+def test_oversized_shared_memory_is_a_mode_of_the_function(cuda, num_bytes, mode):
+    cuda.oversized = 334848
+    module = replace(scale(), smem_bytes=num_bytes)
+    launch.Launcher(module, b"cubin")([tensor((4,), (1,)), 1.0])
+    assert cuda.attributes.get("CU_FUNC_ATTRIBUTE_SHARED_MEMORY_MODE") == mode
+    size = cuda.attributes.get("CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES")
+    assert size == (num_bytes if mode is None else None)  # which cannot reach it
+    assert cuda.launches[0][0][7] == num_bytes
+    with pytest.raises(ResourceError, match="got 334849 bytes a CTA, NVIDIA H200 has 334848"):
+        launch.Launcher(replace(module, smem_bytes=334849), b"c")([tensor((4,), (1,)), 1.0])
+
+
 def test_a_launch_is_moved_to_other_addresses(cuda):
     module = copy_tile(rows=32, cols=16, swizzle_bytes=32)
     pointer = PointerParam("c", 2)

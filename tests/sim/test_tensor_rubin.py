@@ -54,6 +54,12 @@ def test_wide_k_is_for_128_rows_of_bytes_on_rubin(types, m, chip):
     assert kinds(result) == {"tcgen05"}
 
 
+def test_a_descriptor_has_64_bits():
+    line = MMA.format("", "%r5").replace("%d11", "%r10")
+    with pytest.raises(MachineError, match="an operand of type u64 is wanted, got PTX line"):
+        product(["mov.u32 %r23, 0;", line])
+
+
 def test_no_other_kind_has_that_bit():
     bits = instruction("f32", "bf16", "bf16", 128, 64) | WIDE
     line = MMA.replace("f8f6f4", "f16").format("", "%r5")

@@ -382,7 +382,10 @@ class Machine:
         """An operand of one thread."""
         if isinstance(operand, Imm) and not isinstance(operand.value, float):
             return operand.value
-        return view(self, item, operand, kind, thread, thread + 1)[0].item()
+        found = view(self, item, operand, kind, thread, thread + 1)
+        if len(found) != 1:  # a register of another width
+            raise refuse(item, f"an operand of type {kind} is wanted")
+        return found[0].item()
 
     def truth(self, operand: object, thread: int) -> bool:
         """A predicate operand of one thread."""
