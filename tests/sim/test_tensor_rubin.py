@@ -55,9 +55,10 @@ def test_wide_k_is_for_128_rows_of_bytes_on_rubin(types, m, chip):
 
 
 def test_a_descriptor_has_64_bits():
+    bits = instruction("f32", "e4m3", "e5m2", 128, 64) | WIDE
     line = MMA.format("", "%r5").replace("%d11", "%r10")
     with pytest.raises(MachineError, match="an operand of type u64 is wanted, got PTX line"):
-        product(["mov.u32 %r23, 0;", line])
+        product([f"mov.u32 %r23, {bits};", line])
 
 
 def test_no_other_kind_has_that_bit():
