@@ -1,10 +1,11 @@
-"""The replay of the GEMM beside the times measured on an H200, as the table of a page.
+"""The replay of the GEMM beside the times measured on an H200, and for a B200, as tables of a page.
 
-    python benchmarks/cost_model.py                    # prints the table
-    python benchmarks/cost_model.py --write            # puts it into docs/cost-model.md
-    python benchmarks/cost_model.py --trace OUT.json   # the timeline of 4096^3, for Perfetto
+    python benchmarks/cost_model.py                   # prints the tables
+    python benchmarks/cost_model.py --write           # puts them into docs/cost-model.md, and those
+                                                      # of rubin_steps.py into the page on Rubin
+    python benchmarks/cost_model.py --trace OUT.json  # the timeline of 4096^3, for Perfetto
 
-Times are those of the tables depth, order and gemm of benchmarks/results/h200.json.
+Times are those of the tables depth, order, grid and gemm of benchmarks/results/h200.json.
 """
 
 import json
@@ -13,21 +14,26 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import rubin_steps
+
+from tilecat.arch import arch_of
 from tilecat.model.l2 import Problem
-from tilecat.model.rates import H200
+from tilecat.model.rates import B200, H200
 from tilecat.model.replay import Config, Prediction, predict, write_trace
+from tilecat.model.tensor import Shape, predict_tensor, roof
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "h200.json"
 PAGE = ROOT / "docs" / "cost-model.md"
-MARKS = "<!-- replay -->\n", "<!-- end -->\n"
 BIG = (128, 256, 64)
 # What tc.matmul takes for the problems of the table: the winners that are shipped. Left out: M = 1
 # and 16, where A and B change places, and what shares K.
 WINNERS = ROOT / "tilecat" / "kernels" / "tuned" / "matmul-h200.json"
 NAMES = "tile_m", "tile_n", "tile_k", "stages", "group"
-# Rows that rates were read off; all others are predictions.
-CALIBRATION = {"stages 1", "stages 2", "1024^3 NN", "4096x4096x64 NN"}
+# No rate was read off these times; but clocks were stamped in kernels of these rows
+# (benchmarks/results/gemm_stamps.json). All other rows are predictions.
+CALIBRATION = {"stages 1", "stages 2", "stages 3", "stages 4", "groups of 8"}
+GRID = {"a CTA a task": False, "persistent": True}
 
 
 def winners() -> dict[Any, tuple[int, ...]]:
@@ -45,30 +51,40 @@ def rows() -> list[dict[str, Any]]:
     """Name, extents, configuration and measured microseconds of every row."""
     found, chosen = [], winners()
     for row in json.loads(RESULTS.read_text(encoding="utf-8"))["rows"]:
-        if row["table"] not in ("depth", "order", "gemm") or set(row["extents"]) != set("MNK"):
+        if row["table"] not in ("depth", "order", "grid", "gemm"):
             continue
-        m, n, k = (row["extents"][axis] for axis in "MNK")
+        if set(row["extents"]) != set("MNK"):  # attention has a row of the table order
+            continue
+        extents = tuple(row["extents"][axis] for axis in "MNK")
         times = {name: time["median"] for name, time in row["times_us"].items()}
-        if row["table"] == "depth":
-            some = [(f"stages {s}", (*BIG, s, 8, 0)) for s in (1, 2, 3, 4)]
-        elif row["table"] == "order":
-            some = [("row-major", (*BIG, 4, 1, 0)), ("groups of 8", (*BIG, 4, 8, 0))]
-        elif (row["layout"], (m, n, k)) in chosen:
-            some = [(row["label"], chosen[row["layout"], (m, n, k)])]
-        else:
-            continue
-        for name, config in some:
-            us = times["tilecat" if row["table"] == "gemm" else name]
-            found.append({"table": row["table"], "name": name, "extents": (m, n, k),
-                          "config": config, "measured_us": us})  # fmt: skip
+        for name, time, config in configurations(row, chosen.get((row.get("layout"), extents))):
+            found.append({"table": row["table"], "name": name, "extents": extents,
+                          "config": config, "measured_us": times[time]})  # fmt: skip
     return found
+
+
+def configurations(row: dict[str, Any], winner: tuple[int, ...] | None) -> list[tuple[Any, ...]]:
+    """Name, column of the results, and (tile, stages, group, turns, order, persistent)."""
+    if row["table"] == "depth":
+        some = [f"stages {s}" for s in (1, 2, 3, 4)]
+        return [(name, name, (*BIG, int(name[-1]), 8, 0, "grouped", True)) for name in some]
+    if row["table"] == "order":
+        some = {"row-major": (1, 0, "row", True), "groups of 8": (8, 0, "grouped", True)}
+        return [(name, name, (*BIG, 4, *rest)) for name, rest in some.items()]
+    if row["table"] == "grid":
+        return [(f"{row['label']} {name}", name, (*BIG, 4, 8, 0, "grouped", always))
+                for name, always in GRID.items()]  # fmt: skip
+    if winner is None:
+        return []
+    return [(row["label"], "tilecat", (*winner, "grouped", True))]
 
 
 def replayed(row: dict[str, Any]) -> Prediction:
     """The prediction of a row."""
-    tile_m, tile_n, tile_k, stages, group, turns = row["config"]
+    tile_m, tile_n, tile_k, stages, group, turns, order, persistent = row["config"]
     problem = Problem(*row["extents"], tile_m, tile_n, tile_k)
-    return predict(problem, Config(stages=stages, group=group, pingpong=bool(turns)), H200)
+    config = Config(stages, group, order, persistent=persistent, pingpong=bool(turns))
+    return predict(problem, config, H200)
 
 
 def error(row: dict[str, Any]) -> float:
@@ -86,10 +102,10 @@ def table() -> str:
         off = found.seconds * 1e6 / row["measured_us"] - 1
         used = row["name"] in CALIBRATION
         layout = row["name"][-3:] if row["table"] == "gemm" else ""
-        errors.setdefault("calibration" if used else row["table"] + layout, []).append(abs(off))
-        *tile, stages, _, turns = row["config"]
+        errors.setdefault("clock stamped" if used else row["table"] + layout, []).append(abs(off))
+        *tile, stages, _, turns, _, _ = row["config"]
         lines.append(
-            f"| {row['table']} | {row['name']}{' (calibration)' if used else ''} "
+            f"| {row['table']} | {row['name']}{' (clock)' if used else ''} "
             f"| {'x'.join(map(str, tile))}, {stages}{' in turn' * turns} "
             f"| {row['measured_us']:.4g} "
             f"| {found.seconds * 1e6:.4g} | {off:+.1%} | {found.clock_hz / 1e9:.2f} |"
@@ -104,11 +120,61 @@ def table() -> str:
     return "\n".join(lines) + "\n"
 
 
+PAIR, SINGLE = {"pair": True, "stages": 6}, {"stages": 4}
+KINDS = (("bf16", "f16", PAIR), ("bf16, single CTAs", "f16", SINGLE),
+         ("FP8", "f8f6f4", PAIR),
+         ("NVFP4", "mxf4nvf4", {**PAIR, "stages": 5, "buffers": 1}))  # fmt: skip
+SIZES = ((4096, 4096, 4096), (8192, 8192, 8192), (16384, 16384, 16384), (4096, 4096, 512),
+         (8192, 8192, 512), (8192, 1024, 8192))  # fmt: skip
+
+
+def b200() -> str:
+    """TFLOP/s for a B200 as Markdown; the share of the announced rate in brackets."""
+    arch = arch_of("sm_100a")
+    lines = ["| M x N x K | " + " | ".join(name for name, _, _ in KINDS) + " |",
+             "|---|" + "---:|" * len(KINDS)]  # fmt: skip
+    for m, n, k in SIZES:
+        cells = []
+        for _, kind, params in KINDS:
+            shape = Shape(kind=kind, **params)
+            shape.check(arch)
+            found = predict_tensor(m, n, k, shape, B200)
+            cells.append(f"{found.tflops:,.0f} ({found.tflops / roof(kind, arch):.0%})")
+        lines.append(f"| {m} x {n} x {k} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def rates() -> str:
+    """Rates of all GPUs as Markdown, how each is known, and where from."""
+    lines = ["| rate | GPU | value | known | from |", "|---|---|---:|---|---|"]
+    for name in (source.name for source in H200.sources):
+        for gpu, some in (("H200", H200), ("B200", B200), ("VR200", rubin_steps.VR200)):
+            source = next(x for x in some.sources if x.name == name)
+            value = getattr(some, name)
+            text = f"{value:.4g}" if not isinstance(value, tuple) else "0.991 to 1.007"
+            lines.append(f"| `{name}` | {gpu} | {text} | {source.known} | {source.text} |")
+    return "\n".join(lines) + "\n"
+
+
+def put(page: Path, name: str, text: str) -> None:
+    """Puts a text between the marks of a page."""
+    old = page.read_text(encoding="utf-8")
+    pattern = f"(<!-- {name} -->\n).*?(<!-- end {name} -->\n)"
+    new, count = re.subn(pattern, lambda m: m[1] + text + m[2], old, flags=re.S)
+    if count != 1:
+        raise SystemExit(f"{page}: the marks of {name} stand there {count} times")
+    page.write_text(new, encoding="utf-8")
+
+
+PARTS = (("replay", PAGE, table), ("b200", PAGE, b200), ("rates", PAGE, rates))
+
+
 def write() -> None:
-    """Puts the table between the marks of the page."""
-    text = PAGE.read_text(encoding="utf-8")
-    pattern = f"({re.escape(MARKS[0])}).*?({re.escape(MARKS[1])})"
-    PAGE.write_text(re.sub(pattern, lambda m: m[1] + table() + m[2], text, flags=re.S), "utf-8")
+    """Refreshes both pages."""
+    for name, page, text in PARTS:
+        put(page, name, text())
+    for name, text in rubin_steps.PARTS:
+        put(rubin_steps.PAGE, name, text())
 
 
 def main(arguments: list[str]) -> None:
@@ -119,7 +185,7 @@ def main(arguments: list[str]) -> None:
         found = predict(Problem(4096, 4096, 4096, *BIG), Config(), H200)
         write_trace(found, Path(arguments[1]))
     elif not arguments:
-        print(table(), end="")
+        print(*(text() for _, _, text in PARTS), sep="\n", end="")
     else:
         raise SystemExit(__doc__)
 

@@ -15,19 +15,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import tilecat as tc
 from tilecat.kernels.gemm import matmul
-from tilecat.model.l2 import Problem, traffic
+from tilecat.model.l2 import Problem
+from tilecat.model.loads import memory_traffic
 from tilecat.model.rates import H200
+from tilecat.model.replay import pace_of
 
 COUNTER = "dram__bytes_read.sum"
 TILES = {"tile_m": 128, "tile_n": 256, "tile_k": 64}
-ORDERS = {
-    "row": lambda rows, cols, _: tc.row_major(rows, cols),
-    "column": lambda rows, cols, _: tc.column_major(rows, cols),
-    "grouped": lambda rows, cols, group: tc.grouped(rows, cols, rows=group),
-    "snake": lambda rows, cols, group: tc.snake(rows, cols, rows=group),
-}
 # M, N, K, order, rows of a group
 PAIRS = (
     (4096, 4096, 4096, "row", 8),
@@ -47,8 +42,7 @@ PAIRS = (
 def predicted(m: int, n: int, k: int, order: str, group: int) -> dict[str, int]:
     """The model's bytes: read, and the least there are."""
     problem = Problem(m, n, k, **TILES)
-    tasks = ORDERS[order](*problem.blocks, group)
-    found = traffic(problem, tasks, ctas=H200.sms, l2_bytes=H200.l2_bytes)
+    found = memory_traffic(problem, order, group, H200.sms, H200.l2_bytes, pace_of(problem, H200))
     return {"predicted_bytes": found.read_bytes, "least_bytes": found.least_bytes}
 
 

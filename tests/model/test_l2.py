@@ -9,7 +9,7 @@ import pytest
 import tilecat as tc
 from tilecat.arch import ARCHS, DEFAULT_TARGET, arch_of
 from tilecat.errors import LayoutError
-from tilecat.model.l2 import Lru, Problem, traffic
+from tilecat.model.l2 import Lru, Pace, Problem, traffic
 
 # 4 x 4 tasks of 64 x 64, 10 steps of 16: A and B have 256 x 160 elements, 81,920 bytes each, and a
 # tile of either 2,048 bytes. C's tiles, 8,192 bytes, take the room of a small cache.
@@ -49,7 +49,7 @@ def test_one_cta_at_a_time_reads_both_again_for_each_task():
 
 def test_lru_loses_all_of_a_matrix_that_is_a_tile_too_large():
     """Row by row B goes round: 40 tiles; with room for a tile less of it, nothing is left of it."""
-    whole = EACH + 10 * TILE + 4 * 8192  # B, a block row of A, a wave's results
+    whole = EACH + 11 * TILE + 4 * 8192  # B, a block row of A and a tile, the results of 4 tasks
     assert read(tc.row_major(4, 4), whole) == 2 * EACH
     assert read(tc.row_major(4, 4), EACH) == 5 * EACH
 
@@ -71,9 +71,11 @@ def test_edges_are_read_as_far_as_they_go():
 
 def test_lru_drops_what_was_used_longest_ago():
     cache = Lru(10)
-    assert [cache.touch(key, 4) for key in "abacab"] == [False, False, True, False, True, False]
+    found = [cache.touch(key, 4, now) is not None for now, key in enumerate("abacab")]
+    assert found == [False, False, True, False, True, False]
     assert cache.used_bytes == 8 and list(cache.held) == ["a", "b"]
-    assert not cache.touch("huge", 11) and not cache.touch("huge", 11)
+    assert cache.touch("a", 4) == 0 and cache.touch("b", 4) == 5
+    assert cache.touch("huge", 11) is None and cache.touch("huge", 11) is None
 
 
 def test_groups_of_8_read_what_an_h200_was_seen_to():
@@ -94,3 +96,28 @@ def test_what_the_model_cannot_say_is_an_error():
 
 def test_every_arch_says_how_large_its_l2_is():
     assert all(a.limit("l2_bytes") > 1 << 20 for a in ARCHS if a.knows("l2_bytes"))
+
+
+def test_ctas_on_clocks_of_their_own_lose_what_they_share():
+    """2 CTAs, one block column: in lockstep B is read once for both, apart twice."""
+    problem = Problem(64 * 20, 64, 160, 64, 64, 16)  # 20 tasks of 10 steps, ten a CTA
+    order, room = tc.column_major(20, 1), 6 * TILE
+
+    def both(clocks: tuple[float, ...], room: int = room) -> int:
+        pace = Pace(clocks, step_cycles=100.0)
+        return traffic(problem, order, ctas=2, l2_bytes=room, pace=pace).read_bytes
+
+    a, b = 20 * 10 * TILE, 10 * TILE
+    assert both((1.0,)) == both((1.0, 1.0)) == a + 10 * b
+    assert a + 10 * b < both((1.0, 0.98)) < both((1.0, 0.9)) < a + 18 * b
+    assert both((1.0, 0.5)) >= a + 18 * b
+    assert both((1.0, 0.5), 1 << 20) == a + b  # a cache that holds all of it loses nothing
+
+
+def test_waves_say_who_waits_for_the_memory():
+    pace = Pace(step_cycles=100.0, miss_cycles=50.0)
+    found = traffic(SQUARE, tc.row_major(4, 4), ctas=4, l2_bytes=1 << 20, pace=pace)
+    first, *later = found.waves
+    assert (first.steps, first.waits_a, first.waits_b, first.waits) == (40,) * 4  # at one time
+    assert [(w.waits_a, w.waits_b, w.waits) for w in later] == [(40, 0, 40)] * 3  # new rows of A
+    assert sum(wave.read_bytes for wave in found.waves) == found.read_bytes

@@ -13,17 +13,27 @@ from tilecat.arch import arch_of
 from tilecat.arch.spec import ANNOUNCED, ASSUMED, DOCUMENTED, MEASURED
 from tilecat.errors import ArchError, LayoutError, ResourceError
 from tilecat.model.events import Span
-from tilecat.model.rates import B200, CALIBRATED, GPUS, H200, VR200, rates_of
-from tilecat.model.replay import TENSOR_CORES, TMA, write_trace
+from tilecat.model.l2 import Wave
+from tilecat.model.loads import TMA, Supply
+from tilecat.model.rates import B200, CALIBRATED, GPUS, H200, VR200, Rates, rates_of
+from tilecat.model.replay import TENSOR_CORES, write_trace
 from tilecat.model.tensor import EPILOGUE, Shape, TensorCta, predict_tensor, product_cycles
 
 ORDERLY = replace(B200, mma_latency_cycles=1e-9, task_cycles=1e-9, cta_cycles=1e-9)
+WAVE = Wave(steps=1)  # nothing waits for the memory
 NVFP4 = {"kind": "mxf4nvf4", "pair": True, "buffers": 1}
 RUBIN = {**NVFP4, "wide": True, "tiles": 2}
 
 
+def cta_of(shape: Shape, steps: int, tasks: int, cycles_byte: float, rates: Rates) -> TensorCta:
+    """Whose loads take so many cycles a byte."""
+    rates = replace(rates, port_bytes_cycle=1 / cycles_byte, load_bytes_second=1e18)
+    step = shape.tiles * shape.a_bytes + shape.b_bytes
+    return TensorCta(shape, steps, tasks, Supply((WAVE,) * tasks, 1, step, rates.clock_hz), rates)
+
+
 def cycles(shape: Shape, steps: int, tasks: int, cycles_byte: float, **rates: float) -> float:
-    return TensorCta(shape, steps, tasks, cycles_byte, replace(ORDERLY, **rates)).run()
+    return cta_of(shape, steps, tasks, cycles_byte, replace(ORDERLY, **rates)).run()
 
 
 def test_an_instruction_takes_half_its_columns_in_cycles_whatever_the_type():
@@ -79,7 +89,7 @@ def test_a_second_buffer_hides_the_epilogue():
 @pytest.mark.parametrize("cycles_byte", [1 / 64, 1 / 8])
 def test_a_deeper_ring_is_not_slower(kind: str, tiles: int, cycles_byte: float):
     shapes = [Shape(kind, tiles=tiles, pair=True, stages=s, buffers=1) for s in range(1, 8)]
-    times = [TensorCta(s, 12, 3, cycles_byte, B200).run() for s in shapes]
+    times = [cta_of(s, 12, 3, cycles_byte, B200).run() for s in shapes]
     assert all(deep <= flat + 1e-6 for flat, deep in zip(times, times[1:], strict=False))
     assert times[-1] < times[0]
 
@@ -88,16 +98,16 @@ def test_early_release_and_a_ring_of_a_do_not_slow():
     base = Shape(**RUBIN, stages=3)
     rings = replace(base, a_stages=3)
     early = replace(rings, early_a=True)
-    plain, own, soon = (TensorCta(s, 30, 2, 1 / 64, VR200).run() for s in (base, rings, early))
+    plain, own, soon = (cta_of(s, 30, 2, 1 / 64, VR200).run() for s in (base, rings, early))
     assert soon <= own + 1e-6 <= plain + 2e-6
     slow = replace(VR200, load_latency_cycles=6000)  # where latency bounds, it is earlier
-    own, soon = (TensorCta(s, 30, 2, 1 / 64, slow).run() for s in (rings, early))
+    own, soon = (cta_of(s, 30, 2, 1 / 64, slow).run() for s in (rings, early))
     assert soon < own
 
 
 def test_work_is_conserved_and_a_stage_is_filled_when_read():
     shape = Shape(**RUBIN, stages=3)
-    cta = TensorCta(shape, 7, 3, 1 / 64, VR200)
+    cta = cta_of(shape, 7, 3, 1 / 64, VR200)
     cta.run()
     spans = cta.events.spans
     loads = [s for s in spans if s.unit == TMA]

@@ -76,7 +76,7 @@ def _show(out: Any, found: Traced, predicted: Prediction, extents: dict[str, int
     rings = ", ".join(f"{ring.name} {ring.stage_bytes:,}" for ring in found.rings)
     busy = predicted.mma_cycles / predicted.cycles
     memory = predicted.memory_bytes / rates.memory_bytes_second / predicted.seconds
-    loads = predicted.loaded_bytes / rates.load_bytes_cycle / predicted.cycles
+    loads = predicted.loaded_bytes / rates.load_bytes_second / predicted.seconds
     rows = [
         ("time", f"{predicted.seconds * 1e6:,.1f} us, {predicted.tflops:,.0f} TFLOP/s"),
         ("clock", f"{predicted.clock_hz / 1e9:.2f} GHz"),
@@ -98,6 +98,7 @@ def _show_rates(out: Any, target: str) -> None:
     name, rates = rates_of(target)
     table = make_table("rate", "value", "known", "source", title=f"rates of {name}")
     for source in rates.sources:
-        value = f"{getattr(rates, source.name):.4g}"
+        value = getattr(rates, source.name)
+        value = "..." if isinstance(value, tuple) else f"{value:.4g}"
         table.add_row(*map(Text, (source.name, value, source.known, source.text)))
     out.print(table)

@@ -1,28 +1,36 @@
 """Bytes that a GEMM reads from device memory, by the order of its tasks: a model of the L2 cache.
 
-All CTAs run in lockstep: in wave w, CTA c has task `w * ctas + c`; in step s each of them asks for
-its tile of A and its tile of B. Tiles lie in the L2 whole, the least recently used leaves first.
-Results are written back at the end of a wave, and take room as tiles do.
+CTA c has the tasks c, c + ctas, c + 2 ctas, ...; in a step it asks for its tile of A and of B.
+Tiles lie in the L2 whole, the least recently used leaves first. Results are written back at the end
+of a task, and take room as tiles do.
 
-Example: 4 x 4 tasks, 4 CTAs. Row by row, a wave needs one block row of A and all of B: A is read
-once, and B once if it stays in the L2, else four times. Two by two (`grouped(4, 4, rows=2)`) a wave
-needs two block rows and two block columns: A and B are read twice at most.
+Each CTA goes on at the clock of its SM, and nothing brings two of them together again: the ring
+hides a miss, and where the memory holds CTAs back it holds all of them back. Clocks differ: under a
+load that power limits, each GPC of an H200 had its own, up to 2 % apart, while cycles a task were
+equal to 0.02 % (`rates.H200.clocks`). So CTAs that began side by side on a tile of B are hundreds
+of steps apart at the end of a long launch, and what one has read has left the L2 before the other
+asks. With all clocks equal they run in lockstep.
 
-The L2 of an H200 has two halves, and what both read lies in both: `l2_bytes` is the half of it
-(`rates.H200`). It leaves out that CTAs drift apart: at 16384^3 row by row, an H200 read twice what
-the model says. The GEMM of 8192^3 in groups of 8 read 1.34 GB in one run and 1.49 GB in another
-(ncu, dram__bytes_read.sum, 2026-11); the model says 1.49 GB, of the whole L2 and of half of it.
+Example: 4 x 4 tasks, 4 CTAs. Row by row, the first four tasks need one block row of A and all of B:
+A is read once, and B once if it stays in the L2, else four times. Two by two (`grouped(4, 4,
+rows=2)`) they need two block rows and two block columns: A and B are read twice at most.
+
+The L2 of an H200 has two halves, and what both read lies in both: `l2_bytes` is the half of it.
+benchmarks/results/l2_model.json has the model beside a counter.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from ..errors import LayoutError
 from ..pipeline.scheduler import Schedule
+
+MOST_EVENTS = 1 << 19  # of a task's chunks: some seconds
 
 
 @dataclass(frozen=True)
@@ -63,6 +71,54 @@ class Problem:
 
 
 @dataclass(frozen=True)
+class Pace:
+    """How fast CTAs go on.
+
+    Args:
+        clocks: of equal runs of consecutive CTAs, relative to their mean.
+        step_cycles: of a step's products.
+        task_cycles: between the last step of a task and the first of the next.
+        miss_cycles: until a tile that was missed is there for those who ask for it meanwhile.
+        chunks: a task's steps are moved in at most so many; in fewer where there are many tasks.
+    """
+
+    clocks: tuple[float, ...] = (1.0,)
+    step_cycles: float = 1024.0
+    task_cycles: float = 0.0
+    miss_cycles: float = 0.0
+    chunks: int = 64
+
+    def of(self, ctas: int) -> np.ndarray[Any, Any]:
+        """The clock of each CTA."""
+        runs = np.arange(ctas) * len(self.clocks) // ctas
+        return np.asarray(self.clocks)[runs]
+
+
+LOCKSTEP = Pace()
+
+
+@dataclass
+class Wave:
+    """What all CTAs asked for in their task of one number.
+
+    Args:
+        steps: in which each asked for two tiles (chunks of steps).
+        waits_a, waits_b: of them, that waited for the memory: the tile was missed, or another
+            CTA's miss of it was under way.
+        waits: that waited for either.
+        asked_bytes: in them.
+        read_bytes: of those, from device memory.
+    """
+
+    steps: int = 0
+    waits_a: int = 0
+    waits_b: int = 0
+    waits: int = 0
+    asked_bytes: float = 0.0
+    read_bytes: float = 0.0
+
+
+@dataclass(frozen=True)
 class Traffic:
     """What the model says.
 
@@ -70,11 +126,13 @@ class Traffic:
         read_bytes: from device memory.
         least_bytes: A and B once.
         asked_bytes: what the CTAs ask the L2 for.
+        waves: by the number of a CTA's task.
     """
 
     read_bytes: int
     least_bytes: int
     asked_bytes: int
+    waves: tuple[Wave, ...]
 
 
 class Lru:
@@ -82,23 +140,25 @@ class Lru:
 
     def __init__(self, capacity_bytes: int):
         self.capacity_bytes = capacity_bytes
-        self.held: OrderedDict[Any, int] = OrderedDict()
-        self.used_bytes = 0
+        self.held: OrderedDict[Any, tuple[float, float]] = OrderedDict()  # bytes, since when
+        self.used_bytes = 0.0
 
-    def touch(self, key: Any, num_bytes: int) -> bool:
-        """Whether it was there; it is now, the most recently used."""
-        found = key in self.held
-        if found:
+    def touch(self, key: Any, num_bytes: float, now: float = 0.0) -> float | None:
+        """Since when it was there, None if it was not; it is now, the most recently used."""
+        found = self.held.get(key)
+        if found is not None:
             self.held.move_to_end(key)
-            return True
-        self.held[key] = num_bytes
+            return found[1]
+        self.held[key] = num_bytes, now
         self.used_bytes += num_bytes
         while self.used_bytes > self.capacity_bytes and self.held:
-            self.used_bytes -= self.held.popitem(last=False)[1]
-        return False
+            self.used_bytes -= self.held.popitem(last=False)[1][0]
+        return None
 
 
-def traffic(problem: Problem, tasks: Schedule, *, ctas: int, l2_bytes: int) -> Traffic:
+def traffic(
+    problem: Problem, tasks: Schedule, *, ctas: int, l2_bytes: int, pace: Pace = LOCKSTEP
+) -> Traffic:
     """Bytes from device memory, of an order of tasks.
 
     Args:
@@ -107,6 +167,7 @@ def traffic(problem: Problem, tasks: Schedule, *, ctas: int, l2_bytes: int) -> T
             coordinates row and col; without clusters.
         ctas: that run at one time, e.g. the SMs of the GPU.
         l2_bytes: of the cache.
+        pace: how fast CTAs go on; in lockstep if not given.
 
     Raises:
         LayoutError: an order of run-time scalars, or of clusters.
@@ -117,46 +178,54 @@ def traffic(problem: Problem, tasks: Schedule, *, ctas: int, l2_bytes: int) -> T
             f"{tasks.cluster} CTAs",
             hint="traffic(problem, tc.grouped(*problem.blocks, rows=8), ...)",
         )
-    cache, read, asked = Lru(l2_bytes), 0, 0
-    for first in range(0, tasks.count, ctas):
-        wave = [dict(tasks.locate(t)) for t in range(first, min(first + ctas, tasks.count))]
-        rows, cols = ([place[axis] for place in wave] for axis in ("row", "col"))
-        asked += _asked(problem, rows, cols)
-        for key, num_bytes in _loads(problem, list(dict.fromkeys(rows)), list(dict.fromkeys(cols))):
-            if not cache.touch(key, num_bytes):
-                read += num_bytes
-        for row, col in zip(rows, cols, strict=True):
-            high = _part(problem.m, problem.tile_m, row)
-            wide = _part(problem.n, problem.tile_n, col)
-            cache.touch(("C", row, col), high * wide * problem.out_bytes)
-    least = _bytes(problem, (problem.m + problem.n) * problem.k)
-    return Traffic(read, least, asked)
+    places = [(place["row"], place["col"]) for place in map(dict, map(tasks.locate,
+              range(tasks.count)))]  # fmt: skip
+    high = [_part(problem.m, problem.tile_m, row) for row, _ in places]
+    wide = [_part(problem.n, problem.tile_n, col) for _, col in places]
+    waves = tuple(Wave() for _ in range(0, tasks.count, ctas))
+    chunks = min(problem.steps, pace.chunks, max(MOST_EVENTS // tasks.count, 8))
+    cache = Lru(l2_bytes)
+    deep = [_chunk(problem, chunks, chunk) for chunk in range(chunks)]
+    for event, now in _events(problem, tasks.count, ctas, pace, chunks):
+        task, chunk = divmod(event, chunks + 1)
+        (row, col), wave = places[task], waves[task // ctas]
+        if chunk == chunks:
+            cache.touch(task, high[task] * wide[task] * problem.out_bytes)
+            continue
+        late = []
+        for key, extent in (((row, chunk), high[task]), ((chunk, col, "B"), wide[task])):
+            since = cache.touch(key, extent * deep[chunk], now)
+            wave.asked_bytes += extent * deep[chunk]
+            wave.read_bytes += extent * deep[chunk] if since is None else 0.0
+            late.append(since is None or now < since + pace.miss_cycles)
+        wave.steps += 1
+        wave.waits_a += late[0]
+        wave.waits_b += late[1]
+        wave.waits += late[0] or late[1]
+    bits = problem.k * problem.item_bits / 8
+    read, asked = (sum(getattr(w, name) for w in waves) for name in ("read_bytes", "asked_bytes"))
+    return Traffic(round(read), round((problem.m + problem.n) * bits), round(asked), waves)
 
 
-def _bytes(problem: Problem, elems: int) -> int:
-    """Of elements of A or B."""
-    return round(elems * problem.item_bits / 8)
+def _events(
+    problem: Problem, count: int, ctas: int, pace: Pace, chunks: int
+) -> zip[tuple[int, float]]:
+    """Number and time of every event: `task * (chunks + 1) + chunk`, the last a task's result."""
+    task = np.arange(count)
+    work = problem.steps * pace.step_cycles
+    begin = task // ctas * (work + pace.task_cycles)
+    when = begin[:, None] + np.arange(chunks + 1)[None] * (work / chunks)
+    when = (when / pace.of(ctas)[task % ctas][:, None]).ravel()
+    order = np.argsort(when, kind="stable")
+    return zip(order.tolist(), when[order].tolist(), strict=True)
+
+
+def _chunk(problem: Problem, chunks: int, index: int) -> float:
+    """Bytes a row of A or a column of B has in a chunk of the steps."""
+    first, last = (problem.steps * i // chunks * problem.tile_k for i in (index, index + 1))
+    return (min(last, problem.k) - first) * problem.item_bits / 8
 
 
 def _part(extent: int, tile: int, index: int) -> int:
     """Rows or columns of a tile that lie inside: TMA reads no others."""
     return min(tile, extent - index * tile)
-
-
-def _asked(problem: Problem, rows: list[int], cols: list[int]) -> int:
-    """Bytes that the tasks of a wave ask for."""
-    high = sum(_part(problem.m, problem.tile_m, row) for row in rows)
-    wide = sum(_part(problem.n, problem.tile_n, col) for col in cols)
-    return _bytes(problem, (high + wide) * problem.k)
-
-
-def _loads(problem: Problem, rows: list[int], cols: list[int]) -> Iterator[tuple[Any, int]]:
-    """Tiles that a wave loads, in order, each once a step; and their bytes."""
-    high = {row: _part(problem.m, problem.tile_m, row) for row in rows}
-    wide = {col: _part(problem.n, problem.tile_n, col) for col in cols}
-    for step in range(problem.steps):
-        deep = _part(problem.k, problem.tile_k, step)
-        for row in rows:
-            yield ("A", row, step), _bytes(problem, high[row] * deep)
-        for col in cols:
-            yield ("B", step, col), _bytes(problem, wide[col] * deep)

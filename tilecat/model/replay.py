@@ -1,15 +1,15 @@
 """The time of a GEMM: a discrete-event replay of one CTA's roles on the rates of a GPU.
 
-The CTA with the most tasks is replayed; its share of L2 and of device memory is an SM's. Roles are
-those of `tc.lcf`: a producer waits for an empty stage and has TMA fill it; consumers wait for the
-full stage, issue its products, and give back the stage before (a ring of one stage: this one, when
-its products are done); behind the last step the sums go to memory.
+The CTA with the most tasks is replayed, on its share of L2 and device memory (`loads.py`). Roles
+are those of `tc.lcf`: a producer waits for an empty stage and has TMA fill it; consumers wait for
+the full stage, issue its products, and give back the stage before (a ring of one stage: this one,
+when its products are done); behind the last step the sums go to memory.
 
     stages 2     TMA   | load 0 | load 1 |        | load 2 | load 3 |
                  mma            | step 0 | step 1 |        | step 2 |
                                          ^ step 1 is issued: as step 0 is done, its stage is free
 
-It leaves out clusters, parts of K, how CTAs drift apart, and the first wave's cold L2.
+It leaves out clusters and parts of K.
 """
 
 from __future__ import annotations
@@ -18,24 +18,29 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from ..errors import LayoutError
-from ..pipeline.scheduler import column_major, grouped, row_major, snake
 from .events import Count, Events, Process, Server, Span
-from .l2 import Problem, traffic
+from .l2 import Pace, Problem
+from .loads import (
+    ORDERS,
+    ROUNDS,
+    TMA,
+    Loads,
+    Supply,
+    late,
+    memory_traffic,
+    period,
+    sample,
+    share_of,
+)
 from .rates import Rates
 
 ROWS, DEPTH_BYTES = 64, 32  # of a wgmma: rows, and bytes of K of any type
-ORDERS = {
-    "row": lambda rows, cols, _: row_major(rows, cols),
-    "column": lambda rows, cols, _: column_major(rows, cols),
-    "grouped": lambda rows, cols, group: grouped(rows, cols, rows=group),
-    "snake": lambda rows, cols, group: snake(rows, cols, rows=group),
-}
-TENSOR_CORES, TMA, STORES = "tensor cores", "TMA loads", "stores"
+TENSOR_CORES = "tensor cores"
+LINE_BYTES = 128  # CUDA C++ Programming Guide: a cache line
 
 
 @dataclass(frozen=True)
@@ -102,16 +107,16 @@ class Work:
         steps: of a task.
         consumers: warpgroups.
         mma_cycles: of 64 rows of a step.
-        load_cycles: of a step: its bytes from L2, or its share of them from device memory.
-        store_cycles: of 64 rows of C.
+        store_cycles: of 64 rows of C, by one consumer.
+        supply: what L2 and memory give it.
     """
 
     tasks: int
     steps: int
     consumers: int
     mma_cycles: float
-    load_cycles: float
     store_cycles: float
+    supply: Supply
 
 
 class Cta:
@@ -120,11 +125,11 @@ class Cta:
     def __init__(self, work: Work, config: Config, rates: Rates):
         self.work, self.config, self.rates = work, config, rates
         self.events = Events()
-        self.tma, self.tensor, self.stores = (
-            Server(self.events, name) for name in (TMA, TENSOR_CORES, STORES)
-        )
+        self.loads = Loads(self.events, work.supply, rates)
+        self.tensor = Server(self.events, TENSOR_CORES)
         self.full = [Count(f"full {i}") for i in range(config.stages)]
         self.empty = [Count(f"empty {i}") for i in range(config.stages)]
+        self.ends: list[float] = []  # of the tasks' main loops, by their last consumer
         self.ended, self.turn = Count("task ended"), Count("main loops issued")
         self.parties = 2 if config.pingpong else work.consumers
         self.arrivals = 1 if config.pingpong else work.consumers  # that free a stage
@@ -135,7 +140,7 @@ class Cta:
         for party in range(self.parties):
             self.events.start(self._consume(party))
         counts = (*self.full, *self.empty, self.ended, self.turn)
-        return max(self.events.run(counts), self.stores.free_at)
+        return self.events.run(counts)
 
     def _produce(self) -> Process:
         number = 0
@@ -144,11 +149,14 @@ class Cta:
             if task and not self.config.persistent:
                 yield self.ended, task * self.arrivals
                 yield self.rates.cta_cycles
+            wave = self.work.supply.waves[task]
+            share = share_of(wave.waits, wave)
             for step in range(self.work.steps):
                 stage, round_ = number % self.config.stages, number // self.config.stages
                 yield self.empty[stage], round_ * self.arrivals
-                done = self.tma.serve(f"load {task}.{step}", self.work.load_cycles)
-                self.events.arrive_at(done + self.rates.load_latency_cycles, self.full[stage])
+                done = self.loads.load(f"load {task}.{step}", self.work.supply.step_bytes, task,
+                                       late=late(share, step))  # fmt: skip
+                self.events.arrive_at(done, self.full[stage])
                 number += 1
 
     def _consume(self, party: int) -> Process:
@@ -156,13 +164,12 @@ class Cta:
         mine = range(0 if together else party, self.work.tasks, 1 if together else self.parties)
         parts = 1 if together else self.work.consumers  # of 64 rows, by this consumer
         for task in mine:
-            yield self.rates.task_cycles
+            yield self.rates.task_cycles * parts  # each part of C waits for its buffer
             if not together:
                 yield self.turn, task  # the consumer before has issued its main loop
             yield from self._main_loop(task, party, parts)
             start = self.events.now
-            done = self.stores.serve(f"C of {task}", self.work.store_cycles * parts)
-            yield done - self.events.now
+            yield self.work.store_cycles * parts
             self.events.span(f"consumer {party}", f"epilogue {task}", start, self.events.now)
             self.events.arrive(self.ended)
 
@@ -186,6 +193,7 @@ class Cta:
                 self.events.arrive(held[0])
                 held = None
         self.events.span(f"consumer {party}", f"main loop {task}", start, self.events.now)
+        self.ends[task:] = [self.events.now]
 
 
 def predict(problem: Problem, config: Config, rates: Rates) -> Prediction:
@@ -196,28 +204,40 @@ def predict(problem: Problem, config: Config, rates: Rates) -> Prediction:
         config: of the kernel.
         rates: of the GPU.
 
+    Of many tasks some are replayed, from the first to the last, and the rest take as long.
+
     Raises:
         LayoutError: tiles that no wgmma has.
     """
     for name, unit in (("tile_m", ROWS), ("tile_k", int(DEPTH_BYTES * 8 / problem.item_bits))):
         if (value := getattr(problem, name)) % unit:
             raise LayoutError(f"replay: {name} is a multiple of {unit}, got {name}={value}")
-    read = memory_reads(problem, config.order, config.group, rates.sms, rates.l2_bytes)
-    moved = read + problem.m * problem.n * problem.out_bytes
-    flops, clock = 2 * problem.m * problem.n * problem.k, rates.clock_hz
-    for _ in range(3):  # the clock follows from how busy the tensor cores are at that clock
-        work = work_of(problem, rates, read, clock)
+    found = memory_traffic(problem, config.order, config.group, rates.sms, rates.l2_bytes,
+                           pace_of(problem, rates))  # fmt: skip
+    moved = found.read_bytes + problem.m * problem.n * problem.out_bytes
+    flops, clock, memory = 2 * problem.m * problem.n * problem.k, rates.clock_hz, 0.0
+    rows, cols = problem.blocks
+    tasks = math.ceil(rows * cols / rates.sms)
+    some = sample(tasks, problem.steps)
+    waves = tuple(found.waves[number] for number in some)
+    for _ in range(ROUNDS):  # the clock follows from how busy the tensor cores are at that clock
+        supply = Supply(waves, min(rates.sms, rows * cols), step_bytes(problem), clock, memory,
+                        lines=lines_of(problem))  # fmt: skip
+        work = work_of(problem, rates, supply)
         cta = Cta(work, config, rates)
-        cycles = cta.run()
+        cycles = cta.run() + (tasks - len(some)) * period(cta.ends)
+        mma_cycles = cta.tensor.busy * tasks / len(some)
         seconds = max(cycles / clock, moved / rates.memory_bytes_second) + rates.launch_seconds
-        used, clock = clock, rates.clock(cta.tensor.busy / (seconds * clock))
-        if abs(clock / used - 1) < 1e-3:
+        used, clock = clock, rates.clock(mma_cycles / (seconds * clock), seconds)
+        busy = found.read_bytes / seconds / rates.memory_bytes_second
+        if abs(clock / used - 1) < 1e-3 and abs(memory - busy) < 1e-2:
             break
-    steps = work.tasks * work.steps
+        memory = (memory + busy) / 2
+    steps = tasks * work.steps
     return Prediction(
-        cycles, used, seconds, flops / seconds / 1e12, moved, work.tasks, cta.tensor.busy,
+        cycles, used, seconds, flops / seconds / 1e12, moved, tasks, mma_cycles,
         steps * step_bytes(problem),
-        work.tasks * problem.tile_m * problem.tile_n * problem.out_bytes,
+        tasks * problem.tile_m * problem.tile_n * problem.out_bytes,
         tuple(cta.events.spans),
     )  # fmt: skip
 
@@ -227,27 +247,32 @@ def step_bytes(problem: Problem) -> int:
     return round((problem.tile_m + problem.tile_n) * problem.tile_k * problem.item_bits / 8)
 
 
-def work_of(problem: Problem, rates: Rates, read_bytes: int, clock_hz: float) -> Work:
-    """What the CTA with the most tasks does, at a clock."""
-    rows, cols = problem.blocks
-    tasks = math.ceil(rows * cols / rates.sms)
-    # Operands of a wgmma come out of shared memory; narrow ones wait for theirs.
+def lines_of(problem: Problem) -> int:
+    """Lines of the L2 that 128 bytes of a row lie in, rows of K elements one behind the other."""
+    return 1 if problem.k * problem.item_bits / 8 % LINE_BYTES == 0 else 2
+
+
+def product_cycles(problem: Problem, rates: Rates) -> float:
+    """Of 64 rows of a step: operands come out of shared memory, and narrow ones wait for theirs."""
     flops = 2 * ROWS * problem.tile_n * DEPTH_BYTES / 2 / rates.mma_flops_cycle  # as of bf16
     operands = (ROWS + problem.tile_n) * DEPTH_BYTES / rates.shared_bytes_cycle
-    missed = read_bytes / (rows * cols * problem.steps)
-    ctas = min(rates.sms, rows * cols)
-    share = rates.memory_bytes_second / clock_hz / ctas
-    load = max(step_bytes(problem) / rates.load_bytes_cycle, missed / share)
-    store = ROWS * problem.tile_n * problem.out_bytes / rates.store_bytes_cycle
-    each = problem.tile_k * problem.item_bits / 8 / DEPTH_BYTES * max(flops, operands)
-    return Work(tasks, problem.steps, problem.tile_m // ROWS, each, load, store)
+    return problem.tile_k * problem.item_bits / 8 / DEPTH_BYTES * max(flops, operands)
 
 
-@lru_cache(maxsize=256)
-def memory_reads(problem: Problem, order: str, group: int, ctas: int, l2_bytes: int) -> int:
-    """Bytes of A and B from device memory, by the model of the L2."""
-    tasks = ORDERS[order](*problem.blocks, group)
-    return traffic(problem, tasks, ctas=ctas, l2_bytes=l2_bytes).read_bytes
+def pace_of(problem: Problem, rates: Rates) -> Pace:
+    """How fast CTAs go on whose products bound them."""
+    step = product_cycles(problem, rates) * (problem.tile_m // ROWS)
+    stored = problem.tile_m * problem.tile_n * problem.out_bytes / rates.store_bytes_cycle
+    return Pace(rates.clocks, step, rates.task_cycles + stored, rates.miss_cycles)
+
+
+def work_of(problem: Problem, rates: Rates, supply: Supply) -> Work:
+    """What the CTA with the most tasks does."""
+    consumers = problem.tile_m // ROWS
+    rate = min(rates.warpgroup_bytes_cycle, rates.store_bytes_cycle / consumers)
+    store = ROWS * problem.tile_n * problem.out_bytes / rate
+    return Work(len(supply.waves), problem.steps, consumers, product_cycles(problem, rates),
+                store, supply)  # fmt: skip
 
 
 def chrome_trace(found: Prediction) -> Mapping[str, Any]:

@@ -10,8 +10,8 @@ is replayed.
     mma              | 0      | 1      | 2      | 3 | next task, in the other sums |
     epilogue                                        | ld | store C              |
 
-It leaves out clusters beyond the pair, parts of K, how CTAs drift apart, and the first wave's cold
-L2. Nobody has run it beside a chip: the rates say which of them are announced and assumed.
+It leaves out clusters beyond the pair and parts of K. Nobody has run it beside a chip: the rates
+say which of them are announced and assumed.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from dataclasses import dataclass
 from ..arch import Arch
 from ..errors import ArchError, LayoutError, ResourceError
 from .events import Count, Events, Process, Server
-from .l2 import Problem
+from .l2 import Pace, Problem
+from .loads import ROUNDS, Loads, Supply, late, memory_traffic, period, sample, share_of
 from .rates import Rates
-from .replay import ORDERS, STORES, TENSOR_CORES, TMA, Prediction, memory_reads
+from .replay import TENSOR_CORES, Prediction
 
 BYTES = {"tf32": 4.0, "f16": 2.0, "f8f6f4": 1.0, "i8": 1.0, "mxf8f6f4": 1.0, "mxf4": 0.5,
          "mxf4nvf4": 0.5}  # fmt: skip
 BLOCKS = {"mxf8f6f4": 32, "mxf4": 32, "mxf4nvf4": 16}  # elements of K that share a scale
 STEP_BYTES, WIDE_BYTES = 32, 64  # of K, of one tcgen05.mma (PTX ISA 9.7.16.2.1, table of shapes)
 QUARTER_BYTES = 32 * 4  # of a column: 32 lanes of 4 bytes (PTX ISA 9.7.16.7.4, tcgen05.cp)
-EPILOGUE = "epilogue"
+EPILOGUE, STORES = "epilogue", "stores"
 
 
 @dataclass(frozen=True)
@@ -160,13 +161,13 @@ class Shape:
 class TensorCta:
     """The roles of one CTA, as processes."""
 
-    def __init__(self, shape: Shape, steps: int, tasks: int, load_cycles: float, rates: Rates):
+    def __init__(self, shape: Shape, steps: int, tasks: int, supply: Supply, rates: Rates):
         self.shape, self.steps, self.tasks, self.rates = shape, steps, tasks, rates
-        self.cycles_byte = load_cycles
+        self.supply = supply
+        self.ends: list[float] = []  # of the tasks' products
         self.events = Events()
-        self.tma, self.tensor, self.stores = (
-            Server(self.events, name) for name in (TMA, TENSOR_CORES, STORES)
-        )
+        self.loads = Loads(self.events, supply, rates)
+        self.tensor, self.stores = (Server(self.events, name) for name in (TENSOR_CORES, STORES))
         self.depth_a = shape.a_stages or shape.stages
         self.full_a, self.empty_a = self._ring("A", self.depth_a * shape.tiles)
         self.full_b, self.empty_b = self._ring("B", shape.stages)
@@ -184,15 +185,18 @@ class TensorCta:
         rings = (self.full_a, self.empty_a, self.full_b, self.empty_b, self.sums, self.vacant)
         return max(self.events.run(tuple(c for ring in rings for c in ring)), self.stores.free_at)
 
-    def _load(self, name: str, num_bytes: int, full: Count) -> None:
-        done = self.tma.serve(name, num_bytes * self.cycles_byte)
-        self.events.arrive_at(done + self.rates.load_latency_cycles, full)
+    def _load(self, number: int, what: str, num_bytes: int, full: Count) -> None:
+        task, step = divmod(number, self.steps)
+        wave = self.supply.waves[task]
+        share = share_of(wave.waits_b if what == "B" else wave.waits_a, wave)
+        name = f"load {what} {task}.{step}"
+        done = self.loads.load(name, num_bytes, task, late=late(share, step))
+        self.events.arrive_at(done, full)
 
     def _produce(self) -> Process:
         shape = self.shape
         yield self.rates.cta_cycles
         for number in range(self.tasks * self.steps):
-            name = f"{number // self.steps}.{number % self.steps}"
             round_a, slot_a = divmod(number, self.depth_a)
             round_b, slot_b = divmod(number, shape.stages)
             for tile in range(shape.tiles):
@@ -200,9 +204,9 @@ class TensorCta:
                 yield self.empty_a[slot], round_a
                 if not shape.a_stages:
                     yield self.empty_b[slot_b], round_b  # one barrier frees all of a stage
-                self._load(f"load A{tile} {name}", shape.a_bytes, self.full_a[slot])
+                self._load(number, f"A{tile}", shape.a_bytes, self.full_a[slot])
             yield self.empty_b[slot_b], round_b
-            self._load(f"load B {name}", shape.b_bytes, self.full_b[slot_b])
+            self._load(number, "B", shape.b_bytes, self.full_b[slot_b])
 
     def _issue(self) -> Process:
         for task in range(self.tasks):
@@ -211,6 +215,7 @@ class TensorCta:
                 yield self.vacant[self._sums(task, tile)], task // self.shape.buffers
             for step in range(self.steps):
                 yield from self._step(task, step)
+            self.ends.append(self.tensor.free_at)
             for tile in range(self.shape.tiles):
                 done = self.tensor.free_at + self.rates.mma_latency_cycles
                 self.events.arrive_at(done, self.sums[self._sums(task, tile)])
@@ -292,42 +297,50 @@ def predict_tensor(m: int, n: int, k: int, shape: Shape, rates: Rates) -> Predic
         k: depth, elements.
         shape: of the kernel.
         rates: of the GPU.
+
+    Of many tasks some are replayed, from the first to the last, and the rest take as long.
     """
     block = BLOCKS.get(shape.kind)
     bits = 8 * BYTES[shape.kind] + (8 / block if block else 0)
     problem = Problem(m, n, k, shape.tile_m, shape.cols, shape.tile_k, bits, shape.out_bytes)
-    at_once = rates.sms // (2 if shape.pair else 1)
-    read = memory_reads(coarse(problem), shape.order, shape.group, at_once, rates.l2_bytes)
-    moved = read + m * n * shape.out_bytes
+    at_once, sharing = rates.sms // (2 if shape.pair else 1), 2 if shape.pair else 1
+    found = memory_traffic(problem, shape.order, shape.group, at_once, rates.l2_bytes,
+                           pace_of(shape, rates))  # fmt: skip
+    moved = found.read_bytes + m * n * shape.out_bytes
     rows, cols = problem.blocks
     tasks = math.ceil(rows * cols / at_once)
-    ctas = min(rates.sms, rows * cols * (2 if shape.pair else 1))
-    flops, clock = 2 * m * n * k, rates.clock_hz
-    for _ in range(3):  # the clock follows from how busy the tensor cores are at that clock
-        each = shape.tiles * shape.a_bytes + shape.b_bytes  # of a CTA, a step
-        missed = read / (rows * cols * problem.steps * (2 if shape.pair else 1))
-        share = rates.memory_bytes_second / clock / ctas
-        cycles_byte = max(1 / rates.load_bytes_cycle, missed / share / each)
-        cta = TensorCta(shape, problem.steps, tasks, cycles_byte, rates)
-        cycles = cta.run()
+    ctas = min(rates.sms, rows * cols * sharing)
+    each = shape.tiles * shape.a_bytes + shape.b_bytes  # of a CTA, a step
+    flops, clock, memory = 2 * m * n * k, rates.clock_hz, 0.0
+    some = sample(tasks, problem.steps)
+    waves = tuple(found.waves[number] for number in some)
+    for _ in range(ROUNDS):  # the clock follows from how busy the tensor cores are at that clock
+        supply = Supply(waves, ctas, each, clock, memory, loaders=sharing)
+        cta = TensorCta(shape, problem.steps, len(some), supply, rates)
+        cycles = cta.run() + (tasks - len(some)) * period(cta.ends)
+        mma_cycles = cta.tensor.busy * tasks / len(some)
         seconds = max(cycles / clock, moved / rates.memory_bytes_second) + rates.launch_seconds
-        used, clock = clock, rates.clock(cta.tensor.busy / (seconds * clock))
-        if abs(clock / used - 1) < 1e-3:
+        used, clock = clock, rates.clock(mma_cycles / (seconds * clock), seconds)
+        busy = found.read_bytes / seconds / rates.memory_bytes_second
+        if abs(clock / used - 1) < 1e-3 and abs(memory - busy) < 1e-2:
             break
+        memory = (memory + busy) / 2
     return Prediction(
-        cycles, used, seconds, flops / seconds / 1e12, moved, tasks, cta.tensor.busy,
+        cycles, used, seconds, flops / seconds / 1e12, moved, tasks, mma_cycles,
         tasks * problem.steps * each, tasks * shape.rows * shape.tiles * shape.cols
         * shape.out_bytes, tuple(cta.events.spans),
     )  # fmt: skip
 
 
-def coarse(problem: Problem) -> Problem:
-    """The same problem in at most 64 steps of K: the L2 model asks for less, larger tiles."""
-    deeper = math.ceil(problem.steps / 64)
-    return Problem(
-        problem.m, problem.n, problem.k, problem.tile_m, problem.tile_n, problem.tile_k * deeper,
-        problem.item_bits, problem.out_bytes,
-    )  # fmt: skip
+def pace_of(shape: Shape, rates: Rates) -> Pace:
+    """How fast CTAs go on: a step takes its products, or its loads out of L2 if longer."""
+    count = shape.k_bytes // shape.instruction_bytes * shape.tiles
+    loads = shape.tiles * shape.a_bytes + shape.b_bytes
+    loaded = loads * rates.clock_hz / rates.load_bytes_second
+    step = max(count * product_cycles(shape, rates), loaded)
+    stored = shape.rows * shape.cols * shape.tiles * shape.out_bytes / rates.store_bytes_cycle
+    waits = rates.task_cycles + (stored if shape.buffers == 1 else 0.0)
+    return Pace(rates.clocks, step, waits, rates.miss_cycles)
 
 
 def roof(kind: str, arch: Arch) -> float:
@@ -341,5 +354,3 @@ def roof(kind: str, arch: Arch) -> float:
         raise ArchError(f"model: {arch.target} has no announced rate of kind {kind}")
     return float(arch.rate(plain).value)
 
-
-__all__ = ["ORDERS", "Shape", "TensorCta", "coarse", "predict_tensor", "product_cycles", "roof"]

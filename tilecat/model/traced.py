@@ -20,8 +20,9 @@ from ..ops.memory import AllocShared
 from ..ops.mma import Mma, find_form
 from ..ops.mma_tensor import TensorMma
 from .l2 import Problem
+from .loads import ORDERS
 from .rates import rates_of
-from .replay import ORDERS, ROWS, Config, Prediction, predict
+from .replay import ROWS, Config, Prediction, predict
 from .tensor import Shape, predict_tensor
 
 
