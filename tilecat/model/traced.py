@@ -18,7 +18,7 @@ from ..errors import ScopeError
 from ..ir import Kernel
 from ..ops.memory import AllocShared
 from ..ops.mma import Mma, find_form
-from ..ops.mma_tensor import TensorMma
+from ..ops.mma_tensor import Collected, Commit, TensorMma
 from .l2 import Problem
 from .loads import ORDERS
 from .rates import rates_of
@@ -51,7 +51,7 @@ class Traced:
         rings: what is loaded each step.
         instruction: of its products.
         tile_m, tile_n, tile_k: of a task of one CTA, and of a step, elements.
-        item_bits: of an element of A and B.
+        item_bits: of an element of A's tiles in shared memory (u8 of two 4-bit ones).
         consumers: warpgroups that have sums.
         config: of a kernel with sums in registers, else None.
         shape: of a kernel with sums in tensor memory, else None.
@@ -103,20 +103,18 @@ def traced(compiled: Compiled) -> Traced:
     group, order = int(kernel.params.get("group", 1)), _order(kernel)
     config = shape = None
     if isinstance(first, TensorMma):
-        shape = Shape(
-            kind=first.form.kind, rows=acc.rows, cols=acc.cols, k_bytes=a.cols * a.dtype.bits // 8,
-            stages=rings[0].stages, buffers=int(kernel.facts["accumulator_buffers"]),
-            out_bytes=_out_bytes(kernel), tiles=len(products), group=group,
-            order=order,
-        )  # fmt: skip
-        instruction = f"{first.form}, m{acc.rows}n{acc.cols}k{first.form.k}"
+        shape = _shape(kernel, first, len(products), rings[0].stages, order)
+        instruction = f"{first.form}, m{acc.rows * first.ctas}n{acc.cols}k" + str(
+            first.form.wide_k if first.wide_k else first.form.k
+        )
     else:
         stages, persistent = rings[0].stages, bool(kernel.params.get("persistent", True))
         config = Config(stages, group, order, persistent=persistent, pingpong=turns)
         form = find_form(first.name, WGMMA, a, b, acc)
         instruction = f"{form}, m{ROWS}n{acc.cols}k{form.k}"
+    tile_k = a.cols if shape is None else shape.tile_k
     return Traced(
-        target, kernel.name, rings, instruction, acc.rows * each, acc.cols, a.cols, a.dtype.bits,
+        target, kernel.name, rings, instruction, acc.rows * each, acc.cols, tile_k, a.dtype.bits,
         consumers, config, shape,
     )  # fmt: skip
 
@@ -140,6 +138,21 @@ def _rings(kernel: Kernel) -> tuple[Ring, ...]:
     return tuple(
         Ring(op.name, op.copies // op.per_stage, op.per_stage * op.stride_bytes) for op in staged
     )
+
+
+def _shape(kernel: Kernel, op: TensorMma, tiles: int, stages: int, order: str) -> Shape:
+    """Of a kernel with sums in tensor memory, whose products are like `op`."""
+    found = list(kernel.body.walk())
+    early = any(isinstance(x, Commit) and x.early_a for x in found)
+    kept = any(isinstance(x, Collected) and "b" in x.collectors for x in found)
+    a, _, acc = _types(op)
+    return Shape(
+        kind=op.form.kind, rows=acc.rows, cols=acc.cols, k_bytes=a.cols * a.dtype.bits // 8,
+        pair=op.ctas == 2, tiles=tiles, wide=op.wide_k, stages=stages, a_stages=stages * early,
+        collector_b=kept and tiles > 1, early_a=early,
+        buffers=int(kernel.facts["accumulator_buffers"]), group=int(kernel.params.get("group", 1)),
+        order=order, out_bytes=_out_bytes(kernel),
+    )  # fmt: skip
 
 
 def _types(op: Mma | TensorMma) -> tuple[Any, Any, Any]:
