@@ -7,6 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+import tilecat as tc
+from tilecat import bf16, f32, gl, st, tt
+from tilecat.errors import ArchError, ResourceError, ScopeError
 from tilecat.kernels import epilogues
 from tilecat.kernels.gemm import matmul
 
@@ -75,3 +78,73 @@ def test_two_products_share_a_step():
     run("sm_100a", a, b, c, other, second=True, tile_n=64, epilogue=steps)
     want = a.astype(np.float64) @ (b.astype(np.float64) - other.astype(np.float64))
     np.testing.assert_allclose(c, want, atol=1e-3)
+
+
+# Rubin's controls, of two accumulators over one half of B.
+STACKED = {"stacked": 2, "tile_m": 256}
+CONTROLS = [
+    ("e4m3", {"wide_k": True}),
+    ("bf16", {"early_a": True}),
+    ("bf16", {**STACKED, "collectors": "ab"}),
+    ("e5m2", {**STACKED, "wide_k": True, "collectors": "b", "early_a": True, "oversized": True,
+              "exclusive": True, "persistent": "launch-control"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", [1, *(pytest.param(n, marks=pytest.mark.full) for n in (0, 2, 3))])
+@pytest.mark.parametrize(("name", "params"), CONTROLS, ids=str)
+def test_pairs_go_with_rubins_controls(name: str, params: dict[str, Any], seed: int):
+    a, b, c = arrays(600, 72, 272, TYPES[name])
+    run("sm_107a", a, b, c, grid=None, seed=seed, tile_n=64, stages=2, **params)
+    check(c, a, b, name)
+
+
+@tc.kernel
+def by_hand(A: gl[bf16, "M", "K"], B: gl[bf16, "N", "K"], C: gl[f32, "M", "N"], *, ctas=2):
+    """C = A @ B.T of 256 x 96 by a pair, 64 of K: each CTA has 128 rows, and 48 columns of B."""
+    rank = tc.cluster(ctas, pairs=True)
+    a, b = tc.shared(st[bf16, 128, 64]), tc.shared(st[bf16, 48, 64])
+    acc = tc.tmem(tt[f32, 128, 96])
+    full, done = tc.barriers(1), tc.barrier()
+    with tc.warpgroup(2) as number:
+        with tc.when(tc.warp_id() == 0), tc.warps():
+            with tc.when(rank == 0):
+                full[0].expect(a, a, b, b)
+            with tc.elected():
+                tc.load_async(a, A[rank, 0], full[0].of_even)
+                tc.load_async(b, B[rank, 0], full[0].of_even)
+            with tc.when(rank == 0):
+                full[0].wait(0)
+                tc.mma_ABt(acc, a, b, accumulate=False)
+                tc.mma_commit(done, multicast=(0, 1))
+        done.wait(0)
+        tc.store(C[rank * 2 + number, 0], tc.load(acc))
+        tc.free_tmem(256)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_by_hand_a_pair_multiplies(seed: int):
+    a, b, c = arrays(256, 96, 64, TYPES["bf16"])
+    for target in ("sm_100a", "sm_107a"):
+        c[:] = np.nan
+        result = by_hand.simulate(a, np.ascontiguousarray(b.T), c, target=target, grid=2, seed=seed)
+        assert not result.reports, str(result.reports[0])
+        check(c, a, b)
+    assert "M=256 N=96" in by_hand.compile(target="sm_100a").ptx
+
+
+def test_by_hand_what_is_no_pair_is_refused():
+    with pytest.raises(ArchError, match="cluster: pairs=True: needs tcgen05, which sm_90a does"):
+        by_hand.compile(target="sm_90a")
+    with pytest.raises(ResourceError, match="a pair is a cluster of 2 CTAs, got size=4"):
+        by_hand.compile(target="sm_100a", ctas=4)
+
+    @tc.kernel
+    def single(A: gl[bf16, "M", "K"]):
+        tc.cluster(2)
+        full = tc.barrier()
+        with tc.warpgroup():
+            tc.load_async(tc.shared(st[bf16, 64, 64]), A[0, 0], full.of_even)
+
+    with pytest.raises(ScopeError, match="of_even: full is of a kernel whose CTAs are no pairs"):
+        single.compile(target="sm_100a")

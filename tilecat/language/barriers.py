@@ -50,13 +50,34 @@ _SPACES = {"shared": "shared::cta", "cluster": "shared::cluster", "global": "glo
 
 
 class Barrier:
-    """One mbarrier in shared memory."""
+    """One mbarrier in shared memory.
 
-    __slots__ = ("op", "index")
+    Attributes:
+        of_pair: whether it is the even CTA's of a pair, as bytes of both CTAs complete there.
+    """
 
-    def __init__(self, op: AllocBarriers, index: Any):
+    __slots__ = ("op", "index", "of_pair")
+
+    def __init__(self, op: AllocBarriers, index: Any, of_pair: bool = False):
         self.op = op
         self.index = index
+        self.of_pair = of_pair
+
+    @property
+    def of_even(self) -> Barrier:
+        """That of the even CTA of a pair (`tc.cluster(2, pairs=True)`), for loads of both.
+
+        The even CTA expects the bytes of both, and waits for them, on its own.
+
+        Raises:
+            ScopeError: the kernel's CTAs are no pairs.
+        """
+        if current().kernel.facts.get("cta_group") != 2:
+            raise ScopeError(
+                f"of_even: {self.op.name} is of a kernel whose CTAs are no pairs",
+                hint="tc.cluster(2, pairs=True), before anything else in the kernel",
+            )
+        return Barrier(self.op, self.index, of_pair=True)
 
     def __repr__(self) -> str:
         """Its name."""

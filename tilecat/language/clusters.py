@@ -23,14 +23,25 @@ from .barriers import one_barrier, rank_of
 from .scalars import Scalar
 from .values import PeerTile, Registers, SharedTile, SharedVec
 
+PAIR = 2  # CTAs of .cta_group::2 (PTX ISA 9.7.16.5)
 MAX_CLUSTER = 16  # CTAs; above 8 not portable (CUDA programming guide, thread block clusters)
 
 
-def cluster(size: int) -> Scalar:
+def cluster(size: int, *, pairs: bool = False) -> Scalar:
     """Makes the CTAs of the grid run in clusters of `size`; the rank of this one in its cluster.
 
     First in the kernel. CTAs of a cluster run at once, on neighbouring SMs, and reach each other's
     shared memory. CTA c of the grid is in cluster c // size.
+
+    Args:
+        size: CTAs, 2 to 16.
+        pairs: of 2 CTAs, products are of both (Blackwell, Rubin): rank 0 issues them, M is twice
+            the rows that each has of A and of the sums, and each has one half of B's columns.
+            Loads complete on `full.of_even`, `tc.mma_commit(done, multicast=(0, 1))` tells both.
+
+    Raises:
+        ArchError: pairs on a target without tcgen05.mma.
+        ResourceError: another size.
 
     PTX: `.reqnctapercluster`, `.explicitcluster`.
 
@@ -42,6 +53,11 @@ def cluster(size: int) -> Scalar:
     if builder.scope is not Scope.CTA or any(not op.pure for op in builder.kernel.body.ops):
         raise ScopeError("cluster: stands first in a kernel, got ops before it")
     builder.arch.require("cluster", "cluster")
+    if pairs:
+        builder.arch.require("tcgen05", "cluster: pairs=True")
+        if size != PAIR:
+            raise ResourceError(f"cluster: a pair is a cluster of {PAIR} CTAs, got {size=}")
+        builder.kernel.facts["cta_group"] = PAIR
     builder.kernel.cluster = size
     return cluster_rank()
 

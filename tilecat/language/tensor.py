@@ -44,7 +44,7 @@ from ..tiles import (
     TensorScalesType,
     TensorTileType,
 )
-from .barriers import Barrier
+from .barriers import Barrier, rank_of
 from .scalars import operand_of
 from .sections import WARPGROUP_THREADS
 from .spans import spans_of
@@ -277,12 +277,13 @@ def free_tmem(threads: int = 128) -> None:
 
 
 def check_one_cta(name: str) -> None:
-    """Products by hand are one CTA's, in a kernel that has no others.
+    """Products by hand are one CTA's, beside a pipeline.
 
     Raises:
-        ScopeError: a pipeline's are of pairs of CTAs.
+        ScopeError: the pipeline's are of pairs of CTAs.
     """
-    if current().kernel.facts.get("cta_group", 1) != 1:
+    facts = current().kernel.facts
+    if "template" in facts and facts.get("cta_group", 1) != 1:
         raise ScopeError(
             f"{name}: the products of a kernel are all of one CTA (.cta_group::1) or all of pairs "
             "(.cta_group::2); by hand they are of one, got a pipeline with pairs=True",
@@ -290,19 +291,26 @@ def check_one_cta(name: str) -> None:
         )
 
 
-def mma_commit(barrier: Barrier) -> None:
+def mma_commit(barrier: Barrier, *, multicast: tuple[int, ...] | None = None) -> None:
     """One arrival on an mbarrier, when all products that this thread has issued are done.
 
     Who waits for it may load the sums, and write the operands anew.
 
-    Scope: thread. PTX: `tcgen05.commit.cta_group::1.mbarrier::arrive::one`.
+    Args:
+        barrier: the mbarrier.
+        multicast: ranks of the CTAs of the cluster whose own mbarrier of that name arrives.
+
+    Scope: thread. PTX: `tcgen05.commit.mbarrier::arrive::one`.
     """
     if not isinstance(barrier, Barrier):
         raise LayoutError(
             f"mma_commit: arrives on an mbarrier, got {barrier!r}", hint="done = tc.barrier()"
         )
     current().arch.require("tcgen05", "mma_commit")
-    add(Commit(barrier.op.result, barrier.index))
+    ranks = None
+    if multicast is not None:
+        ranks = sum(1 << rank_of(rank, "mma_commit") for rank in set(multicast))
+    add(Commit(barrier.op.result, barrier.index, ranks))
 
 
 def copy_scales(target: TensorScales, source: Any) -> None:

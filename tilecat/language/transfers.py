@@ -168,7 +168,7 @@ def load_async(
     Args:
         destination: see above.
         source: `A[row, col]`: tile coordinates on the tile's axes, elements on the others.
-        barrier: the mbarrier, for a shared tile.
+        barrier: the mbarrier, for a shared tile; of a pair of CTAs, `full.of_even`.
         cache: L2 priority: "evict_first", "evict_last", "evict_normal", or empty.
         multicast: ranks of the CTAs of the cluster that receive the tile, each at the same place
             and on its own mbarrier: a tuple of ints, or a mask (int or scalar) of bits. In a
@@ -207,7 +207,7 @@ def load_async(
         op = TmaLoad(
             target.value, coords, region.arg, barriers=signal.op.result, index=signal.index,
             axes=region.axes, part=number if parts == 1 else operand_of(part, "part"), parts=count,
-            cache=check_cache("load_async", cache), ranks=ranks,
+            cache=check_cache("load_async", cache), ranks=ranks, pair=signal.of_pair,
         )  # fmt: skip
         add(op)
 
