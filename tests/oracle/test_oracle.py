@@ -75,6 +75,8 @@ def test_texts_hold_no_path_and_stay_small():
     names = {(case.folder, case.name) for case in ALL} | {(f, "launch") for f in folders}
     assert {(path.parent.name, path.stem) for path in files} == names
     assert len(names) == len(files)
+    for folder in folders:
+        assert set(launches(folder)) == {case.name for case in ALL if case.folder == folder}
     assert sum(path.stat().st_size for path in files) < MAX_BYTES
     for path in files:
         text = path.read_text()
