@@ -47,7 +47,7 @@ def _features(text: str) -> frozenset[str]:
 
 # PTX ISA 9.4, target notes of each instruction. What a family has, each of its chips has.
 _SINCE_100 = "since-100 launch-control"  # no suffix is needed: 9.7.3.6, 9.7.14.18
-_FAMILY_100 = f"{_SINCE_100} tcgen05 setmaxnreg"
+_FAMILY_100 = f"{_SINCE_100} tcgen05 setmaxnreg redux-f32"
 _FAMILY_103 = f"{_FAMILY_100} ld.red"
 _FAMILY_107 = f"{_FAMILY_103} collector-b early-a wide-k mask-32b exclusive"
 _CHIP = "shift scale-vec"

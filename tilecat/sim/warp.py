@@ -196,6 +196,27 @@ def _redux(machine: Machine, fiber: Fiber, item: Instruction):
     return NEXT
 
 
+def _redux_float(machine: Machine, fiber: Fiber, item: Instruction):
+    """redux.sync of f32: numbers, unless `.NaN`; +0 is more than -0. 9.7.13.12."""
+    outcome = _gathered(machine, fiber, item, item.args[2])
+    if outcome is not NEXT:
+        return outcome
+    for lo, hi in _split_warps(fiber):
+        values = machine.values(item, item.args[1], "f32", lo, hi)
+        values = np.abs(values) if "abs" in item.mods else values
+        numbers = values[~np.isnan(values)]
+        if not len(numbers) or "NaN" in item.mods and len(numbers) < len(values):
+            result = _CANONICAL_NAN
+        else:
+            best = numbers.max() if "max" in item.mods else numbers.min()
+            signs = np.signbit(numbers[numbers == best])  # of zeros they may differ
+            best = np.copysign(best, -1.0 if (signs.all() if "max" in item.mods else signs.any())
+                               else 1.0)  # fmt: skip
+            result = np.float32(best).view(np.uint32)
+        machine.registers.raw(item.args[0], lo, hi)[:] = result
+    return NEXT
+
+
 def _elect(machine: Machine, fiber: Fiber, item: Instruction):
     """elect.sync: the lowest lane of the mask. 9.7.13.14."""
     outcome = _gathered(machine, fiber, item, item.args[1])
@@ -265,6 +286,7 @@ def _check_match(item: Instruction) -> None:
         raise refuse(item, "a register source is wanted")
 
 
+_CANONICAL_NAN = np.uint32(0x7FFFFFFF)
 _MATRIX = ".sync.aligned.m8n8(.x1,.x2,.x4){.trans}{.shared,.shared::cta}.b16"
 TABLE = (
     Row(f"ldmatrix{_MATRIX}", "v m", _ldmatrix, "9.7.14.6.15", aligned=True, decode=_decode_matrix),
@@ -277,6 +299,8 @@ TABLE = (
         decode=_check_match),
     Row("redux.sync(.add,.min,.max)(.u32,.s32)", "d r r", _redux, "9.7.13.12", aligned=True),
     Row("redux.sync(.and,.or,.xor).b32", "d r r", _redux, "9.7.13.12", aligned=True),
+    Row("redux.sync(.min,.max){.abs}{.NaN}.f32", "d r r", _redux_float, "9.7.13.12", aligned=True,
+        needs="redux-f32"),
     Row("elect.sync", "n r", _elect, "9.7.13.14", aligned=True, decode=_check_elect),
     Row("activemask.b32", "d", _activemask, "9.7.13.11", aligned=True),
     Row("bar.warp.sync", "r", _warp_sync, "9.7.13.3", aligned=True),
