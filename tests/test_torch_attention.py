@@ -14,7 +14,7 @@ from torch.utils.checkpoint import (  # noqa: E402
     create_selective_checkpoint_contexts,
 )
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
-from torch_exact import causal, close, double, exact, heads, once_supported  # noqa: E402
+from torch_exact import causal, close, double, exact, heads  # noqa: E402
 
 import tilecat as tc  # noqa: E402
 import tilecat.torch as tt  # noqa: E402
@@ -44,8 +44,7 @@ def near(at, distance):
 def test_gradients_are_those_of_float64(options, seen):
     given, grad = qkv(), heads(1, 2, 40, 32, seed=9)
     out = tt.attention(*given, **options)
-    with once_supported():
-        out.backward(grad)
+    out.backward(grad)
     wide = double(*given)
     expected = exact(*wide, scale=options.get("scale"), seen=seen)
     expected.backward(grad.double())
@@ -93,8 +92,7 @@ def test_a_bias_is_added_and_has_no_gradient():
     out = tt.attention(*given, bias=bias)
     with pytest.raises(LayoutError, match="got bias with requires_grad"):
         tt.attention(*given, bias=bias.clone().requires_grad_())
-    with once_supported():
-        out.sum().backward()
+    out.sum().backward()
     wide = double(*given)
     exact(*wide, added=bias).sum().backward()
     close(given[2].grad, wide[2].grad, GRAD)
@@ -103,8 +101,7 @@ def test_a_bias_is_added_and_has_no_gradient():
 def test_sinks_have_a_gradient():
     given, sinks = qkv(), heads(2, dtype=torch.float32, grad=True)
     out, grad = tt.attention(*given, sinks=sinks), heads(1, 2, 40, 32, seed=3)
-    with once_supported():
-        out.backward(grad)
+    out.backward(grad)
     *wide, wide_sinks = double(*given, sinks)
     exact(*wide, sinks=wide_sinks).backward(grad.double())
     close(sinks.grad, wide_sinks.grad, GRAD)

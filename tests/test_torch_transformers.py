@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch_exact import close, exact, heads, once_supported  # noqa: E402
+from torch_exact import close, exact, heads  # noqa: E402
 
 from tilecat.errors import LayoutError  # noqa: E402
 
@@ -65,11 +65,10 @@ def tokens(batch: int = 1):
     ids=["encoder", "decoder", "soft cap", "window"],
 )
 def test_a_model_gives_and_learns_what_it_does_with_eager_attention(hugging_face, kind, options):
-    with once_supported():
-        found = [
-            outputs_and_gradients(model(hugging_face, kind, name, **options), tokens())
-            for name in ("tilecat", "eager")
-        ]
+    found = [
+        outputs_and_gradients(model(hugging_face, kind, name, **options), tokens())
+        for name in ("tilecat", "eager")
+    ]
     (ours, mine), (theirs, other) = found
     close(ours, theirs, 2.0**-6)
     assert len(mine) == len(other)

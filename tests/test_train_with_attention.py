@@ -13,8 +13,6 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from torch_exact import once_supported  # noqa: E402
-
 PATH = Path(__file__).resolve().parents[1] / "examples" / "train_with_attention.py"
 SPEC = importlib.util.spec_from_file_location("train_with_attention", PATH)
 example = sys.modules["train_with_attention"] = importlib.util.module_from_spec(SPEC)
@@ -23,8 +21,7 @@ SPEC.loader.exec_module(example)
 
 def test_both_models_train_as_with_sdpa(tmp_path):
     out = tmp_path / "losses.json"
-    with once_supported():
-        assert example.main(["--tiny", "--json", str(out)]) == 0
+    assert example.main(["--tiny", "--json", str(out)]) == 0
     found = json.loads(out.read_text())
     for model in ("decoder", "encoder"):
         curves = [found[model][name]["losses"] for name in ("tilecat", "sdpa")]

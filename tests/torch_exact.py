@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-import pytest
 import torch
-
-from tilecat.errors import LayoutError
 
 BF16 = 2.0**-7
 
@@ -60,14 +54,3 @@ def exact(q, k, v, scale=None, seen=None, added=None, sinks=None):
 def causal(queries: int, keys: int, from_end: bool = False):
     """Which keys a query sees that sees none behind its own."""
     return torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries if from_end else 0)
-
-
-@contextmanager
-def once_supported() -> Iterator[None]:
-    """Around what the backward may not know yet: its refusal is an expected failure."""
-    try:
-        yield
-    except LayoutError as error:
-        if "not supported yet" in error.message:
-            pytest.xfail(error.message)
-        raise

@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 
-from torch_exact import causal, exact, once_supported  # noqa: E402
+from torch_exact import causal, exact  # noqa: E402
 
 import tilecat as tc  # noqa: E402
 import tilecat.torch as tt  # noqa: E402
@@ -166,8 +166,7 @@ def test_attention_and_gradients_against_float64(dim, corner):
     wide = [x.detach().double().requires_grad_() for x in given]
     expected = exact(*wide, seen=seen)
     close(out, expected)
-    with once_supported():
-        out.backward(grad)
+    out.backward(grad)
     expected.backward(grad.double())
     for mine, other in zip(given, wide, strict=True):
         close(mine.grad, other.grad, 2 * BF16)
