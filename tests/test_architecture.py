@@ -51,7 +51,7 @@ LAYERS = (
     ("gemm_groups", "gemm_call", "gemm_winners", "gemm_choice", "gemm_autotune", "gemm_parts"),
     ("gemm_ready", "operators", "scaled_operators"),
     ("attention_choice", "attention_ready", "attention_options", "attention_call"),
-    ("attention_backward_call",),
+    ("attention_backward_ready", "attention_backward_call"),
     ("testing",),
     ("bench", "torch", "tune"),
     ("cli",),

@@ -14,14 +14,19 @@ from tilecat import attention_backward_call, bf16, f16
 @pytest.fixture(autouse=True)
 def poisoned(monkeypatch):
     """What the call allocates is NaN until it is written."""
-    allocate = attention_backward_call.empty
+    allocator = attention_backward_call.allocator
 
-    def empty(*args):
-        made = allocate(*args)
-        made.fill(np.nan)
-        return made
+    def poisoning(*args):
+        allocate = allocator(*args)
 
-    monkeypatch.setattr(attention_backward_call, "empty", empty)
+        def empty():
+            made = allocate()
+            made.fill(np.nan)
+            return made
+
+        return empty
+
+    monkeypatch.setattr(attention_backward_call, "allocator", poisoning)
 
 
 def check(size, dim, dtype=bf16, seed=0, scale=None, dim_v=None, seen=None, score=None, **options):

@@ -2,6 +2,7 @@
 
 import ctypes
 import itertools
+import math
 import sys
 from types import SimpleNamespace
 
@@ -24,7 +25,7 @@ class Tensor:
 
     def __init__(self, shape, dtype="bfloat16", stride=None, ptr=None, device=0):
         self.shape, self.dtype, self._device = tuple(shape), dtype, device
-        self._stride = tuple(stride or (*shape[1:], 1))
+        self._stride = tuple(stride or (math.prod(shape[i + 1 :]) for i in range(len(shape))))
         self._ptr = next(FRESH) if ptr is None else ptr
         self.is_cuda, self.device = device >= 0, f"cuda:{device}"
 

@@ -1,0 +1,89 @@
+"""Calls of `tc.attention_backward` with GPU tensors: launches made ready are the slow path's."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import test_matmul_launches as common
+from test_matmul_launches import Tensor, gpu  # noqa: F401
+
+import tilecat as tc
+from tilecat import attention_backward_ready as ready
+from tilecat.kernels.attention_backward import attention_backward
+from tilecat.kernels.attention_rows import attention_delta, attention_dq
+
+B, H, L, D = 2, 4, 200, 64
+START, STEP = 1 << 30, 1 << 26
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    """Nothing is known of earlier calls, or of earlier drivers."""
+    ready._calls.clear()
+    for kernel in (attention_delta, attention_backward, attention_dq):
+        kernel._ready.clear()
+        kernel._prepared.clear()
+        for compiled in kernel._compiled.values():
+            compiled._launcher = None
+
+
+def tensor(heads=H, length=L, dim=D, **more):
+    rows = heads * length * dim, length * dim, dim, 1
+    return Tensor((B, heads, length, dim), stride=more.pop("stride", rows), **more)
+
+
+def lse(**more):
+    return Tensor((B, H, L), "float32", stride=(H * L, L, 1), **more)
+
+
+def call(*given, **options):
+    """The gradients, allocated where every call's are."""
+    common.FRESH = itertools.count(START + (1 << 40), STEP)
+    return tc.attention_backward(*given, **options)
+
+
+def calls():
+    """Calls that differ in one thing each: dout, q, k, v, out, lse, and options."""
+    given = tuple(tensor(ptr=START + i * STEP) for i in range(5))
+    given += (lse(ptr=START + 5 * STEP),)
+    dout, q, k, v, out, sums = given
+    inner = (H * L * D, D, H * D, 1)
+    yield "the same", given, {}
+    yield "elsewhere", (dout, q.like(ptr=1 << 20), *given[2:]), {}
+    yield "beside 16 bytes", (dout, q, k.like(ptr=k.data_ptr() + 2), *given[3:]), {}
+    yield "one tensor for three", (dout, q, q, q, out, sums), {}
+    yield "heads inside", (dout, q.like(stride=inner), *given[2:]), {}
+    groups = [tensor(heads=2, ptr=x.data_ptr()) for x in (k, v)]
+    yield "fewer keys", (dout, q, *groups, out, sums), {}
+    yield "causal", given, {"causal": True}
+    yield "window", given, {"causal": "bottom-right", "window": (50, None)}
+    yield "scale", given, {"scale": 0.5}
+    yield "dtype", (*[x.like(dtype="float16") for x in given[:5]], sums), {}
+
+
+def test_a_ready_call_is_that_of_the_slow_path_whatever_changes(gpu):  # noqa: F811
+    warm: dict[str, list] = {}
+    for _ in range(3):
+        for name, given, options in calls():
+            before = len(gpu.ran)
+            call(*given, **options)
+            warm.setdefault(name, []).append(gpu.ran[before:])
+    for name, given, options in calls():
+        ready._calls.clear()
+        before = len(gpu.ran)
+        call(*given, **options)
+        # The first of an alignment allocates twice: what it found known was for another.
+        assert warm[name][1:] == [gpu.ran[before:]] * 2, name
+        assert len(gpu.ran) - before == 3, name
+
+
+def test_a_known_call_looks_at_nothing_again(gpu, monkeypatch):  # noqa: F811
+    _, given, options = next(calls())
+    for _ in range(2):  # before the first, nobody knew what a tensor is
+        call(*given, **options)
+    monkeypatch.setattr(tc.attention_backward_call, "_run", lambda *args: pytest.fail("slow"))
+    for _ in range(2):
+        made = call(*given, **options)
+        assert [tuple(x.shape) for x in made] == [tuple(x.shape) for x in given[1:4]]
+    assert len(gpu.ran) == 12
