@@ -40,8 +40,8 @@ class Rates:
     Args:
         sms: multiprocessors.
         clock_hz: of an SM that is not held back.
-        first_clock_hz: of one whose tensor cores are never idle, for the first `FIRST_SECONDS`.
-        burst_clock_hz: of the same from then on, in a launch of less than a millisecond.
+        first_clock_hz: for the first `FIRST_SECONDS` of a launch, whatever it does.
+        burst_clock_hz: from then on, of one whose tensor cores are never idle, for a millisecond.
         busy_clock_hz: of the same, in a launch of any length: power holds it back.
         settle_seconds: in which the one becomes the other.
         mma_flops_cycle: bf16, of an SM; a narrower type does more in proportion.
@@ -99,16 +99,16 @@ class Rates:
     def clock(self, busy: float, seconds: float) -> float:
         """Mean Hz of an SM whose tensor cores are busy for this share of a launch of so long.
 
-        Power holds a busy SM back: not at once, and the more the longer; see the sources. Of a
+        Power holds a busy SM back, not at once, and the more the longer; see the sources. Of a
         power that is given the clock falls with the busy share, less than as its cube root since
         other units draw power, too: stamps have 1.60, 1.74 and 1.77 GHz at shares of 0.97, 0.65 and
         0.4, its sixth root.
         """
         early = math.exp(-seconds / self.settle_seconds)
         full = self.busy_clock_hz + (self.burst_clock_hz - self.busy_clock_hz) * early
+        later = min(self.clock_hz, full * max(busy, 1e-9) ** (-1 / 6))
         begin = min(1.0, FIRST_SECONDS / max(seconds, 1e-9))
-        full += (self.first_clock_hz - full) * begin
-        return min(self.clock_hz, full * max(busy, 1e-9) ** (-1 / 6))
+        return later + (self.first_clock_hz - later) * begin
 
 
 def _rates(**known: tuple[float | tuple[float, ...], str, str]) -> Rates:
@@ -122,7 +122,7 @@ H200 = _rates(
     sms=(132, MEASURED, "h200.json, environment"),
     clock_hz=(1.76e9, MEASURED, "stamps: rings of 1 and 2 stages; smi's clocks.max.sm, 1.98 GHz, "
               "is not reached in any"),
-    first_clock_hz=(1.68e9, MEASURED, "stamps: 4096^3 of 3 and 4 stages, first 40 us"),
+    first_clock_hz=(1.69e9, MEASURED, "stamps: first 40 us of launches of any kind, 1.67 to 1.72"),
     burst_clock_hz=(1.6e9, MEASURED, "stamps: the same, 80 to 320 us"),
     busy_clock_hz=(1.455e9, MEASURED, "smi: clocks.sm under load, 692 of 700 W"),
     settle_seconds=(7e-3, CALIBRATED, "stamps: 8192^3, 12288^3, 16384^3 at 1.57, 1.53, 1.49 GHz"),
