@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as hs
 
 from tilecat import dtypes
-from tilecat.dtypes import DTYPES, DType, DTypeVar, bf16, e4m3, e5m2, f16, f32, tf32
+from tilecat.dtypes import DTYPES, SHARED_ONLY, DType, DTypeVar, bf16, e4m3, e5m2, f16, f32, tf32
 from tilecat.errors import DTypeError
 
 FLOATS = [row for row in DTYPES if row.is_float]
@@ -52,7 +52,7 @@ def nearest_even(x: float, dtype: DType, values: np.ndarray) -> float:
 
 
 def test_table_names_are_unique_and_module_attributes():
-    assert len({row.name for row in DTYPES}) == len(DTYPES) == 17
+    assert len({row.name for row in DTYPES}) == len(DTYPES) == 18
     for row in DTYPES:
         assert getattr(dtypes, row.name) is row
         assert dtypes.by_name(row.name) is row
@@ -152,7 +152,7 @@ def test_round_keeps_float32_and_widens_what_needs_it():
     np.testing.assert_array_equal(dtypes.pred.round([0, -0.0, 2, -3]), [0, 0, 1, 1])
 
 
-@pytest.mark.parametrize("dtype", [row for row in DTYPES if row is not tf32], ids=str)
+@pytest.mark.parametrize("dtype", [row for row in DTYPES if row not in SHARED_ONLY], ids=str)
 def test_from_numpy_and_torch_name_find_the_row(dtype: DType):
     assert dtypes.from_numpy(dtype.numpy) is dtype
     if dtype.torch:

@@ -64,6 +64,15 @@ def test_operands_of_two_8_bit_types_mix(target: Any):
     check(tc.matmul_mxfp8(*args, target=target), a, b)
 
 
+@pytest.mark.parametrize("target", [None, "sm_100a", "sm_107a"])
+def test_4_bit_weights_meet_8_bit_rows(target: Any):
+    (a, _, scale_a, _), x, _ = problem("mxfp8", 130, 200, 384)
+    (_, b, _, scale_b), _, y = problem("mxfp4", 130, 200, 384)
+    check(tc.matmul_mxfp8(a, b, scale_a, scale_b, out_dtype="f32", target=target), x, y)
+    with pytest.raises(LayoutError, match="K a multiple of 128, one may have 4-bit elements"):
+        tc.matmul_mxfp8(a[:, :320], b[:160], scale_a[:, :10], scale_b[:10], target=target)
+
+
 @pytest.mark.parametrize("target", [None, "sm_107a"])
 @pytest.mark.parametrize("name", FORMATS)
 def test_packed_scales_are_taken_as_they_are(name: str, target: Any):

@@ -152,7 +152,9 @@ def _round_mantissa(x: np.ndarray, mantissa_bits: int) -> np.ndarray:
 
 # Widths: PTX ISA, Alternate Floating-Point Data Formats and Packed Data types;
 # OCP Microscaling Formats v1.0 for e8m0, e2m1, e2m3, e3m2.
-# tf32 has f32's storage: 32 bits of which the tensor cores read 19.
+# tf32 has f32's storage: 32 bits of which the tensor cores read 19. b4x16_p64 is e2m1 in shared
+# memory beside 8-bit elements, of arrays with two a byte (PTX ISA 5.5.1.1): 16 elements are 8 bytes
+# and a gap of 8, so that a tile is as large as one of bytes.
 DTYPES: tuple[DType, ...] = (
     DType("f32", 32, FLOAT, 8, 23, "f32", "float", "float32", "float32"),
     DType("f16", 16, FLOAT, 5, 10, "f16", "__half", "float16", "float16"),
@@ -171,11 +173,12 @@ DTYPES: tuple[DType, ...] = (
     DType("e2m1", 4, FLOAT, 2, 1, "e2m1", "__nv_fp4_e2m1", "float4_e2m1fn_x2", "float4_e2m1fn"),
     DType("e2m3", 6, FLOAT, 2, 3, "e2m3", "__nv_fp6_e2m3", "", "float6_e2m3fn"),
     DType("e3m2", 6, FLOAT, 3, 2, "e3m2", "__nv_fp6_e3m2", "", "float6_e3m2fn"),
+    DType("b4x16_p64", 8, UINT, 0, 0, "b4x16_p64", "", "", "uint8"),
 )
 
-(f32, f16, bf16, tf32, e4m3, e5m2, s8, u8, s32, u32, s64, u64, pred, e8m0, e2m1, e2m3, e3m2) = (
-    DTYPES
-)
+(f32, f16, bf16, tf32, e4m3, e5m2, s8, u8, s32, u32, s64, u64, pred, e8m0, e2m1, e2m3, e3m2,
+ b4x16_p64) = DTYPES  # fmt: skip
+SHARED_ONLY = (tf32, b4x16_p64)  # of tiles alone: arrays have f32, and u8
 
 
 def _named(rows: tuple[DType, ...]) -> str:
@@ -207,7 +210,7 @@ def from_numpy(dtype: Any) -> DType:
     for row in DTYPES:
         if row.numpy == wanted:
             return row
-    known = ", ".join(f"{row.numpy.name} ({row.name})" for row in DTYPES if row is not tf32)
+    known = ", ".join(f"{row.numpy.name} ({row.name})" for row in DTYPES if row not in SHARED_ONLY)
     raise DTypeError(
         f"dtype: no element type for this array, got dtype={wanted.name} (NumPy)",
         hint=f"convert it to one of {known}",
@@ -225,7 +228,7 @@ def from_torch_name(name: str) -> DType:
         if row.torch and row.torch == bare:
             return row
     known = ", ".join(
-        f"{row.torch} ({row.name})" for row in DTYPES if row.torch and row is not tf32
+        f"{row.torch} ({row.name})" for row in DTYPES if row.torch and row not in SHARED_ONLY
     )
     raise DTypeError(
         f"dtype: no element type for this tensor, got dtype={bare} (torch)",

@@ -25,6 +25,7 @@ from .runtime.arrays import empty, view
 from .tiles import SCALE_CHUNK_BYTES, SCALE_WORD
 
 FP8 = ("e4m3", "e5m2")
+GAPS = 128  # 4-bit elements that TMA gives gaps to at a time (cuda.h, 16U4_ALIGN16B)
 NARROW = 128  # columns up to which tiles have as many
 TILES = {True: {"tile_n": 128, "stages": 5}, False: {"tile_n": 256, "stages": 3}}
 
@@ -41,7 +42,8 @@ def matmul_mxfp8(
 
     Args:
         a: [..., M, K], e4m3 or e5m2; at most one leading axis. K is a multiple of 32.
-        b: [..., K, N], e4m3 or e5m2. K is contiguous in both: other operands are copied.
+        b: [..., K, N], e4m3 or e5m2; or [K/2, N] of MXFP4 (`matmul_mxfp4`), K a multiple of 128.
+            K is contiguous in both: other operands are copied.
         scale_a: e8m0 (or its codes as u8) [..., M, K/32]; or `tc.formats.pack_scales` of it, which
             saves packing in each call.
         scale_b: e8m0 [..., K/32, N]; or `tc.formats.pack_scales(scale_b.T)`.
@@ -119,6 +121,7 @@ class Side:
         scales: [..., rows, blocks], or packed.
         packed: whether the scales are packed.
         blocks: scales of a row.
+        per_byte: elements in a byte of the data.
     """
 
     name: str
@@ -126,6 +129,7 @@ class Side:
     scales: Any
     packed: bool
     blocks: int
+    per_byte: int
 
     def dequantised(self, form: Format) -> Any:
         """bf16, exact but for the ends of e8m0's range."""
@@ -138,7 +142,7 @@ class Side:
             scales = wide
         else:
             scales = _viewed(scales, "u8")
-        k, planes = held * form.per_byte, math.prod(lead)
+        k, planes = held * self.per_byte, math.prod(lead)
         out = empty(self.data, (planes * rows, k), "bf16")
         flat = self.data.reshape(planes * rows, held), scales.reshape(planes * rows, self.blocks)
         tiles = -(-planes * rows // dequantise.ROWS) * -(-k // dequantise.COLS)
@@ -183,15 +187,18 @@ def _scaled(
             hint="a.cpu(), or target=None",
         )
     # Bytes of two elements pass as e4m3, where only their places count.
-    a, b = (_viewed(side.data, "e4m3") if pairs else side.data for side in sides)
-    call = prepare(a, b.swapaxes(-1, -2), out, options)
+    a, b = (_viewed(x.data, "e4m3") if x.per_byte > 1 else x.data for x in sides)
+    mixed = sides[0].per_byte != sides[1].per_byte
+    call = prepare(a[..., : view(b).shape[-1]] if mixed else a, b.swapaxes(-1, -2), out, options)
     if 0 in view(call.out).shape:
         return call.out
     left, right, result = call.arrays
-    right = right.swapaxes(-1, -2)
+    left, right = a if mixed else left, right.swapaxes(-1, -2)
     chosen = {**TILES[call.extents[1] <= NARROW], "epilogue": call.params["epilogue"]}
     if pairs:
-        left, right, chosen["form"] = _viewed(left, "u8"), _viewed(right, "u8"), form.name
+        left, chosen["form"] = _viewed(left, "u8"), form.name
+    if sides[1].per_byte > 1:
+        right = _viewed(right, "u8")
     kernel = kernels.matmul_fp4 if pairs else kernels.matmul_mxfp8
     words = [side.words() for side in sides]
     with call.naming():
@@ -215,40 +222,45 @@ def _sides(
         LayoutError: shapes that do not fit.
         DTypeError: other dtypes than those of the format.
     """
-    name, per = f"matmul_{form.name}", form.per_byte
+    name = f"matmul_{form.name}"
     a, b = (_elements(name, which, x, form) for which, x in zip("ab", operands, strict=True))
     left, right = view(a), view(b)
-    k, note = left.shape[-1] * per, ", two elements a byte" * (per - 1)
-    if k != right.shape[-2] * per:
+    per_a, per_b = (1 + (x.dtype == "u8") for x in (left, right))
+    k, other = left.shape[-1] * per_a, right.shape[-2] * per_b
+    if k != other:
         raise LayoutError(
-            f"{name}: extent K must agree, got a with K={k} and b with K={right.shape[-2] * per} "
-            f"(shapes {tuple(left.shape)} and {tuple(right.shape)}{note})",
+            f"{name}: extent K must agree, got a with K={k} and b with K={other} (shapes "
+            f"{tuple(left.shape)} and {tuple(right.shape)}, u8 with two elements a byte)",
             hint="a is [..., M, K] and b is [..., K, N]",
+        )
+    if per_a != per_b and (k % GAPS or len(left.shape) + len(right.shape) > 4):
+        raise LayoutError(
+            f"{name}: of two matrices, K a multiple of {GAPS}, one may have 4-bit elements, got "
+            f"shapes {tuple(left.shape)} and {tuple(right.shape)}",
+            hint="pad K with zeros, or convert the 4-bit matrix to e4m3, exactly",
         )
     if k % form.block:
         raise LayoutError(
             f"{name}: K is a multiple of {form.block}, elements that share a scale, got K={k}",
             hint=f"pad both operands with zeros to K={-(-k // form.block) * form.block}",
         )
-    found = []
-    for which, data, given in zip("ab", (a, b.swapaxes(-1, -2)), scales, strict=True):
-        found.append(_side(name, which, data, given, form, k // form.block))
-    return found[0], found[1]
+    of_a = _side(name, "a", a, scales[0], form, k // form.block)
+    of_b = _side(name, "b", b.swapaxes(-1, -2), scales[1], form, k // form.block)
+    return of_a, of_b
 
 
 def _elements(name: str, which: str, x: Any, form: Format) -> Any:
     """An operand as the kernels take it: e4m3, e5m2, or bytes of two e2m1."""
-    torch_fp4 = str(getattr(x, "dtype", "")) == "torch.float4_e2m1fn_x2"
-    if torch_fp4:
-        x = x.view(empty(x, (0,), "u8").dtype)
-    array = view(x)
-    wanted = FP8 if form.per_byte == 1 else ("u8",)
+    if str(getattr(x, "dtype", "")) == "torch.float4_e2m1fn_x2":
+        x = _viewed(x, "u8")
+    array, eight = view(x), form.per_byte == 1
+    wanted = FP8 if eight and which == "a" else (*FP8, "u8") if eight else ("u8",)
     if array.dtype not in wanted:
-        listing = "e4m3 or e5m2" if form.per_byte == 1 else "u8, two e2m1 a byte"
+        listing = "e4m3 or e5m2" if eight else "u8, two e2m1 a byte"
         raise DTypeError(
             f"{name}: {which} is {listing}, got {array.dtype}",
             hint="tc.formats.quantize_nvfp4(x)" if form.name == "nvfp4"
-            else "tc.formats.quantize_mx(x, " + ("tc.e4m3)" if form.per_byte == 1 else "e2m1)"),
+            else f"tc.formats.quantize_mx(x, {'tc.e4m3' if eight else 'e2m1'})",
         )
     if not 2 <= len(array.shape) <= 3:
         raise LayoutError(
@@ -270,8 +282,9 @@ def _side(name: str, which: str, data: Any, given: Any, form: Format, blocks: in
         )
     *lead, rows, _ = view(data).shape
     packed = (*lead, -(-rows // ROWS), -(-blocks // SCALE_WORD) * SCALE_CHUNK_BYTES)
+    per_byte = 1 + (view(data).dtype == "u8")
     if tuple(scales.shape) == packed:
-        return Side(which, data, given, True, blocks)
+        return Side(which, data, given, True, blocks, per_byte)
     plain = (*lead, rows, blocks) if which == "a" else (*lead, blocks, rows)
     if tuple(scales.shape) != plain:
         raise LayoutError(
@@ -280,4 +293,5 @@ def _side(name: str, which: str, data: Any, given: Any, form: Format, blocks: in
             hint="tc.formats.pack_scales(scales)" if which == "a"
             else "of w [N, K] with q, s: b is q.T, and scale_b is s.T",
         )
-    return Side(which, data, given if which == "a" else given.swapaxes(-1, -2), False, blocks)
+    plainly = given if which == "a" else given.swapaxes(-1, -2)
+    return Side(which, data, plainly, False, blocks, per_byte)

@@ -11,7 +11,7 @@ from scaled_cases import CASES, TARGETS, ScaledCase, by_pipeline, call_arrays, o
 import tilecat as tc
 from tilecat import bf16, e4m3, e5m2, f32, gl, sc, st, tt, u8
 from tilecat.binding import default_specialization
-from tilecat.dtypes import e8m0, u64
+from tilecat.dtypes import b4x16_p64, e8m0, u64
 from tilecat.errors import ArchError, DTypeError, LayoutError, ResourceError, TileError
 from tilecat.kernels.gemm_scaled import matmul_fp4
 
@@ -105,7 +105,7 @@ NVFP4 = sc[tc.e4m3, 128, 16], sc[tc.e4m3, 64, 16]
          "scales of e4m3 x e4m3 are e8m0, got e4m3"),
         ({"scales": (sc[e8m0, 128, 4], sc[e4m3, 64, 4])}, DTypeError,
          "scales of A and B have one dtype, got e8m0 and e4m3"),
-        ({"b": FP4[1]}, DTypeError, "beside 8-bit elements those of 4 bits take a byte each"),
+        ({"b": FP4[1]}, DTypeError, "4-bit elements beside 8-bit ones have gaps"),
         ({"a": st[bf16, 128, 64], "b": st[bf16, 64, 64, "col"]}, DTypeError,
          "products with scales are of e4m3 and e5m2, or of two e2m1 in each byte"),
         ({"a": st[tc.s8, 128, 128], "b": st[tc.s8, 128, 64, "col"], "acc": tt[tc.s32, 128, 64]},
@@ -192,7 +192,27 @@ def test_scales_that_tma_cannot_reach_are_refused():
         traced(load("end"))
     with pytest.raises(LayoutError, match=r"B holds f32, got a tile sc\[e8m0, 128, 4\]") as error:
         traced(load("f32"))
-    assert "packed.view(uint64)" in str(error.value)
+    assert "scale_words(packed)" in str(error.value)
+
+
+def test_elements_with_gaps_come_by_tma_in_whole_boxes():
+    def body(kind: Any, turned: bool) -> Any:
+        @tc.kernel
+        def example(A: gl[u8, "M", "K"]):
+            tile, done = tc.shared(kind), tc.barrier()
+            with tc.warpgroup(), tc.elected():
+                done.expect(tile)
+                tc.load_async(tile, (A[::-1, :] if turned else A)[0, 0], done)
+                done.wait(0)
+
+        return example.specialize(default_specialization(example.signature, {}, None), "sm_100a")
+
+    text = body(st[b4x16_p64, 64, 128], False).ptx
+    assert "expect_tx.shared::cta.b64 _, [%base+8192], 4096" in text  # the gaps are not counted
+    with pytest.raises(LayoutError, match="gaps to 128 4-bit elements of a line at a time"):
+        body(st[b4x16_p64, 64, 64], False)
+    with pytest.raises(LayoutError, match="gaps from TMA|TMA cannot reach"):
+        body(st[b4x16_p64, 64, 128], True)
 
 
 def test_unaligned_scales_are_refused():

@@ -13,13 +13,15 @@ from typing import Any
 import click
 import numpy as np
 
-from ..dtypes import DTYPES, by_name, from_numpy
+from ..dtypes import DTYPES, SHARED_ONLY, by_name, from_numpy
 from ..errors import DTypeError
 from ..sim import Pointer, TensorMap
 
 GRID_AXES = 3
 MAX_MAP_AXES = 5
-DTYPE_NAMES = ", ".join(row.name for row in DTYPES if row.bits % 8 == 0 and row.name != "tf32")
+DTYPE_NAMES = ", ".join(
+    row.name for row in DTYPES if row.bits % 8 == 0 and row not in SHARED_ONLY
+)
 
 _Fill = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
 FILLS: dict[str, _Fill] = {

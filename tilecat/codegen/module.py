@@ -22,6 +22,7 @@ class TensorMapParam:
         dims: its axes, innermost first.
         box: elements an axis of one transfer, in the order of `dims`.
         swizzle_bytes: 0, 32, 64 or 128.
+        dtype: of its elements, where the array's is another: "b4x16_p64" of bytes of two.
     """
 
     name: str
@@ -29,6 +30,7 @@ class TensorMapParam:
     dims: tuple[int, ...]
     box: tuple[int, ...]
     swizzle_bytes: int
+    dtype: str = ""
 
 
 @dataclass(frozen=True)

@@ -430,13 +430,14 @@ class Writer:
         return self.invariant(key, kind, hint, build)
 
     def tensor_map(
-        self, arg: TensorArg, dims: tuple[int, ...], box: tuple[int, ...], swizzle_bytes: int
+        self, arg: TensorArg, dims: tuple[int, ...], box: tuple[int, ...], swizzle_bytes: int,
+        dtype: str = "",
     ) -> str:
         """Register with the generic address of a tensor map."""
-        key = ("map", arg.index, dims, box, swizzle_bytes)
+        key = ("map", arg.index, dims, box, swizzle_bytes, dtype)
         return self._param(
             key, "b64", f"map_{arg.name}",
-            lambda name: TensorMapParam(name, arg.index, dims, box, swizzle_bytes),
+            lambda name: TensorMapParam(name, arg.index, dims, box, swizzle_bytes, dtype),
         )  # fmt: skip
 
     def tensor_maps(self) -> list[str]:

@@ -22,8 +22,10 @@ GROUPED = {"grouped": tc.grouped, "snake": tc.snake}
 ORDERS = {**GROUPED, "row": tc.row_major, "column": tc.column_major}
 
 
-def multiplied_as(tensor):
-    """The dtype of an operand's shared tiles: f32 is multiplied as tf32."""
+def multiplied_as(tensor, other):
+    """The dtype of an operand's shared tiles: tf32 of f32; of e2m1 beside bytes, with gaps."""
+    if tensor.dtype == u8 != other.dtype:
+        return tc.dtypes.b4x16_p64
     return tf32 if tensor.dtype == f32 else tensor.dtype
 
 
@@ -185,10 +187,10 @@ def matmul(A: gl[TA, ..., "M", "K"], B: gl[TB, ..., "K", "N"], C: inout[TC, ...,
                   persistent=persistent, wide_k=wide_k, collectors=collectors, early_a=early_a,
                   exclusive=exclusive, oversized=oversized)  # fmt: skip
     more, *args = args if second else (None, *args)
-    a = pipe.input(st[multiplied_as(A), 64, tile_k, order_of(A, "row")], count=n,
+    a = pipe.input(st[multiplied_as(A, B), 64, tile_k, order_of(A, "row")], count=n,
                    ring="a" if early_a else "stage")  # fmt: skip
-    b = pipe.input(st[multiplied_as(B), tile_k, tile_n, order_of(B, "col")])
-    b2 = pipe.input(st[multiplied_as(B), tile_k, tile_n, order_of(more, "col")]) if second else None
+    b, b2 = (pipe.input(st[multiplied_as(x, A), tile_k, tile_n, order_of(x, "col")]) if x else None
+             for x in (B, more))  # fmt: skip
     scales, args = scales_of(pipe, args, C, (tile_m, tile_n, tile_k), block_scales)
     columns = epilogues.Columns(epilogue, consumers, tile_n)
     c = pipe.output(st[C.dtype, 64, tile_n])

@@ -13,13 +13,13 @@ from tilecat import DTypeVar, bf16, e4m3, e5m2, f16, f32, gl, inout, u8
 from tilecat.kernels.gemm import matmul
 
 TA = DTypeVar("TA", e4m3, e5m2)
-TB = DTypeVar("TB", e4m3, e5m2)
+TB = DTypeVar("TB", e4m3, e5m2, u8)
 TC = DTypeVar("TC", bf16, f16, f32)
 u64 = tc.dtypes.u64
 
 
 @tc.kernel
-def matmul_mxfp8(A: gl[TA, ..., "M", "K"], B: gl[TB, ..., "N", "K"], C: inout[TC, ..., "M", "N"],
+def matmul_mxfp8(A: gl[TA, ..., "M", "K"], B: gl[TB, ..., "N", "KB"], C: inout[TC, ..., "M", "N"],
                  scale_a: gl[u64, ..., "MC", "W"], scale_b: gl[u64, ..., "NC", "W"], *args,
                  tile_m=128, tile_n=256, stages=3, group=8, cluster=1, order="grouped", epilogue=(),
                  persistent=True, stacked=1, pairs=False, wide_k=False, collectors="",
@@ -28,12 +28,14 @@ def matmul_mxfp8(A: gl[TA, ..., "M", "K"], B: gl[TB, ..., "N", "K"], C: inout[TC
 
     Args:
         A: K contiguous.
-        B: the transpose of the second operand, K contiguous.
+        B: the transpose of the second operand, K contiguous; u8: two e2m1 a byte.
         C: the output.
         scale_a, scale_b: of `tc.formats.pack_scales`, viewed as 64-bit words: 128 rows of A, or
             columns of B, each.
         args: of the epilogue. The parameters are those of the GEMM.
     """
+    if B.dtype != u8:
+        tc.require_extent(B, B.rank - 1, A, A.rank - 1)
     matmul.function(A, B.T, C, scale_a, scale_b, *args, tile_m=tile_m, tile_n=tile_n, stages=stages,
                     group=group, cluster=cluster, order=order, epilogue=epilogue,
                     persistent=persistent, stacked=stacked, pairs=pairs, wide_k=wide_k,

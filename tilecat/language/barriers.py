@@ -230,7 +230,7 @@ def one_barrier(value: Any, name: str, example: str = "tile, A[row, col]") -> Ba
 
 def _bytes_of(tile: Any) -> int:
     if isinstance(tile, SharedTile | SharedVec):
-        return tile.type.layout.num_bytes
+        return tile.type.tx_bytes
     if isinstance(tile, int) and not isinstance(tile, bool) and tile >= 0:
         return tile
     raise LayoutError(f"expect: wanted shared tiles or bytes, got {tile!r}")

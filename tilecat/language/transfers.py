@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..builder import add, current
-from ..dtypes import f32, s32, tf32, u64
+from ..dtypes import s32, u8, u64
 from ..errors import LayoutError, SyncError
 from ..ir import Value
 from ..ops.copies import (
@@ -18,9 +18,10 @@ from ..ops.copies import (
 )
 from ..ops.tma import BulkLoad, BulkStore, BulkWait, TmaLoad, TmaPrefetch, TmaStore
 from ..ptx.transfers import CACHE_POLICIES
-from ..tiles import ScalarType, ScalesType, SharedTileType, SharedVecType
+from ..tiles import ScalarType, SharedTileType, SharedVecType
 from . import functions
 from .barriers import one_barrier
+from .packed import check_packed, tensor_dtype
 from .regions import Region
 from .scalars import Scalar, binary, operand_of
 from .values import Registers, SharedElement, SharedTile, SharedVec
@@ -48,30 +49,24 @@ def check_cache(name: str, cache: str) -> str:
 def check_meets(name: str, kind: SharedTileType | SharedVecType, region: Region) -> None:
     """A shared tile and the region it meets have one dtype; where TMA moves it, one order.
 
-    A tf32 tile takes f32: the same bits, of which the tensor cores read 19. Scales are moved by
-    TMA alone, in words of 64 bits.
+    A tf32 tile takes f32: the same bits, of which the tensor cores read 19. See `packed` for
+    scales, and for 4-bit elements.
 
     Raises:
         DTypeError: two dtypes.
-        LayoutError: the contiguous axes differ; scales that TMA cannot reach.
+        LayoutError: the contiguous axes differ; what TMA has to move, and cannot.
     """
-    arg = region.arg
-    if isinstance(kind, ScalesType) and not region.tma:
-        raise LayoutError(
-            f"{name}: scales lie packed, at a multiple of 16 bytes, for TMA to move them, got "
-            f"{arg.name}: {region.obstacle}",
-            hint="tc.formats.pack_scales(scales), viewed as 64-bit words",
-        )
+    arg, wanted = region.arg, tensor_dtype(kind)
+    check_packed(name, kind, region)
     if isinstance(kind, SharedTileType) and region.tma and kind.order != region.order:
         raise LayoutError(
             f"{name}: {arg.name} is {region.order}-ordered in memory, got a tile {kind}",
             hint=f"st[{kind.dtype.name}, {kind.rows}, {kind.cols}, {arg.name}.order]",
         )
-    wanted = u64 if isinstance(kind, ScalesType) else kind.dtype
-    if wanted != arg.type.dtype and (wanted, arg.type.dtype) != (tf32, f32):
+    if arg.type.dtype != wanted and (arg.type.dtype != kind.dtype or wanted in (u8, u64)):
         raise LayoutError(
             f"{name}: {arg.name} holds {arg.type.dtype}, got a tile {kind}",
-            hint="packed.view(uint64): words of 8 scales" if wanted == u64 else None,
+            hint="tc.formats.scale_words(packed): words of 8 scales" if wanted == u64 else None,
         )
 
 

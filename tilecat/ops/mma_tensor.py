@@ -16,7 +16,14 @@ from ..tiles import SUMS, SharedTileType, TensorScalesType, TensorTileType, Tile
 from .mma import check_major, check_saturation, check_shapes, pick_form
 from .scalar import Operand
 from .sync import barrier_of
-from .tensor_scales import PER_BYTE, check_k_contiguous, check_wide_scales, place_of, scaled_form
+from .tensor_scales import (
+    PADDED,
+    check_k_contiguous,
+    check_wide_scales,
+    per_byte,
+    place_of,
+    scaled_form,
+)
 
 # Forms some architecture has; the target's own are asked where the op is recorded.
 TENSOR_FORMS: tuple[TensorForm, ...] = tuple(
@@ -93,19 +100,19 @@ def check_wide_step(
         DTypeError: types that have none.
         LayoutError: rows, K or a swizzle that it does not go with.
     """
-    if not form.wide_k:
+    if not form.wide_k or PADDED in (a.dtype.name, b.dtype.name):
         raise DTypeError(
             f"{name}: a wide K step is for e4m3 and e5m2, got a={form.a}, b={form.b}",
             hint="wide_k=False: K steps of 32 bytes",
         )
-    per_byte = PER_BYTE.get(form.a, 1)
-    if (depth := a.cols * per_byte) % form.wide_k:
+    each = per_byte(form)
+    if (depth := a.cols * each) % form.wide_k:
         raise LayoutError(
             f"{name}: with a wide K step K is a multiple of {form.wide_k}, got K={depth}",
             hint=f"the nearest legal K is {max(1, round(depth / form.wide_k)) * form.wide_k}",
         )
     check_wide_scales(name, form, acc)
-    step_bytes = form.wide_k // per_byte * a.dtype.nbytes
+    step_bytes = form.wide_k // each * a.dtype.nbytes
     for which, kind in (("A", a), ("B", b)):
         if isinstance(kind, SharedTileType) and kind.layout.swizzle_bytes < step_bytes:
             raise LayoutError(
@@ -168,7 +175,7 @@ class TensorMma(Op):
         form = self.form
         if self.wide_k:
             check_wide_step(self.name, form, acc, a, b, self.ctas)
-        depth = a.cols * PER_BYTE.get(form.a, 1)
+        depth = a.cols * per_byte(form)
         check_tensor_extents(self.name, form, acc, depth, self.ctas)
         check_saturation(self.name, form, self.saturate)
         check_major(self.name, b.dtype.bits == 16, a, b)

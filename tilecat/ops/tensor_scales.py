@@ -25,8 +25,13 @@ SCALED_FORMS: tuple[TensorForm, ...] = tuple(
     {f.key: f for a in ARCHS for f in a.tensor_forms if f.block}.values()
 )
 FP4 = "e2m1"
-PER_BYTE = {FP4: 2}  # elements of K; of a u8 tile
+PADDED = "b4x16_p64"  # the same with gaps, beside 8-bit elements
 _FOUR_BITS = ("mxf4", "mxf4nvf4")
+
+
+def per_byte(form: TensorForm) -> int:
+    """Elements of K in a byte of a tile."""
+    return 2 if form.kind in _FOUR_BITS else 1
 
 
 @dataclass(eq=False)
@@ -103,19 +108,19 @@ def scaled_form(
                 f"{name}: scales lie in tensor memory, got scale_{which}={kind}",
                 hint="t = tc.tmem(tc.sc[e8m0, 128, 4]); tc.copy_scales(t, s)",
             )
-    left, right = (FP4 if kind.dtype.name == "u8" else kind.dtype.name for kind in (a, b))
+    names = a.dtype.name, b.dtype.name
+    left, right = (FP4 if name in ("u8", PADDED) else name for name in names)
     of_a, of_b = scales
     if of_a.dtype != of_b.dtype:
         raise DTypeError(
             f"{name}: scales of A and B have one dtype, got {of_a.dtype} and {of_b.dtype}"
         )
-    _check_types(name, left, right, of_a.dtype.name)
-    depth = a.cols * PER_BYTE.get(left, 1)
+    _check_types(name, names, of_a.dtype.name)
+    depth = a.cols * (1 + (names == ("u8", "u8")))
     mine = [f for f in SCALED_FORMS if (f.a, f.b, f.accumulator) == (left, right, acc.dtype.name)]
     if not mine:
         raise DTypeError(f"{name}: sums of scaled products are f32, got acc={acc.dtype}")
-    if left == FP4:
-        mine = [f for f in mine if f.kind in _FOUR_BITS]
+    mine = [f for f in mine if (f.kind in _FOUR_BITS) == (names == ("u8", "u8"))]
     scale = {"e8m0": "ue8m0", "e4m3": "ue4m3"}[of_a.dtype.name]
     mine = [f for f in mine if f.scale == scale]
     for which, kind, rows in (("A", of_a, acc.rows), ("B", of_b, acc.cols)):
@@ -138,23 +143,22 @@ def scaled_form(
     return mine[0]
 
 
-def _check_types(name: str, left: str, right: str, scale: str) -> None:
-    known = ("e4m3", "e5m2", FP4)
-    if left not in known or right not in known:
+def _check_types(name: str, types: tuple[str, str], scale: str) -> None:
+    shown, known = " x ".join(types), ("e4m3", "e5m2", "u8", PADDED)
+    if not set(types) <= set(known):
         raise DTypeError(
             f"{name}: products with scales are of e4m3 and e5m2, or of two e2m1 in each byte (u8), "
-            f"got {left} x {right}",
+            f"got {shown}",
             hint="tc.formats.quantize_mx(x, tc.e4m3)",
         )
-    if (left == FP4) != (right == FP4):
+    if "u8" in types and types != ("u8", "u8"):
         raise DTypeError(
-            f"{name}: beside 8-bit elements those of 4 bits take a byte each in shared memory, "
-            f"which nothing here loads, got {left} x {right}",
-            hint="convert the e2m1 operand to e4m3, exactly",
+            f"{name}: 4-bit elements beside 8-bit ones have gaps in shared memory, got {shown}",
+            hint=f"st[tc.dtypes.{PADDED}, ...] for u8, which TMA loads from the same tensor",
         )
-    if left != FP4 and scale != "e8m0":
+    if "u8" not in types and scale != "e8m0":
         raise DTypeError(
-            f"{name}: scales of {left} x {right} are e8m0, got {scale}",
+            f"{name}: scales of {shown} are e8m0, got {scale}",
             hint="tc.formats.quantize_mx(x, tc.e4m3)",
         )
 

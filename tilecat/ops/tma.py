@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from ..dtypes import b4x16_p64
 from ..errors import DTypeError, LayoutError
 from ..ir import Access, Effect, Op, Scope, TensorArg, Value, attribute, operand
 from ..ptx import instructions as ptx
@@ -143,7 +144,7 @@ class TileTransfer(Op):
     @property
     def num_bytes(self) -> int:
         """Bytes a transfer moves, parts outside the tensor included."""
-        return self.tile_type.layout.num_bytes // self.parts
+        return self.tile_type.tx_bytes // self.parts
 
     @property
     def tile_axes(self) -> tuple[int, ...]:
@@ -167,10 +168,11 @@ class TileTransfer(Op):
         base = w.address(self.tile)
         if self.parts > 1:
             base = w.offset(base, self.part, self.part_bytes())
-        swizzle = self.tile_type.layout.swizzle_bytes
+        swizzle, dtype = self.tile_type.layout.swizzle_bytes, self.tile_type.dtype
+        packed = dtype.name if dtype == b4x16_p64 else ""
         found = []
         for box in self.boxes():
-            tensor_map = w.tensor_map(self.arg, box.dims, box.extents, swizzle)
+            tensor_map = w.tensor_map(self.arg, box.dims, box.extents, swizzle, packed)
             coords = [w.src(self.coords[d], "s32") for d in box.dims]
             moved = [w.add(c, shift) for c, shift in zip(coords, box.shift, strict=True)]
             found.append((tensor_map, tuple(moved), w.text(base, box.byte)))

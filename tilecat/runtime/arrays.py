@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from ..dtypes import DTYPES, by_name, tf32
+from ..dtypes import DTYPES, SHARED_ONLY, by_name
 from ..errors import DTypeError, ResourceError
 from . import deferred
 
 # Types of whole bytes: packed 4- and 6-bit tensors are passed as u8. tf32 tensors are f32 tensors.
-_ROWS = tuple(row for row in DTYPES if row.bits % 8 == 0 and row is not tf32)
+_ROWS = tuple(row for row in DTYPES if row.bits % 8 == 0 and row not in SHARED_ONLY)
 _TILE_NAME = {row.numpy: row.name for row in _ROWS}
 ITEM_BYTES = {row.name: row.nbytes for row in DTYPES if row.bits % 8 == 0}
 _CUDA = tuple(f"cuda:{index}" for index in range(256))

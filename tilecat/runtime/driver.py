@@ -37,6 +37,7 @@ _MAP_TYPES = {
     "u32": _TYPES.CU_TENSOR_MAP_DATA_TYPE_UINT32,
     "s64": _TYPES.CU_TENSOR_MAP_DATA_TYPE_INT64,
     "u64": _TYPES.CU_TENSOR_MAP_DATA_TYPE_UINT64,
+    "b4x16_p64": _TYPES.CU_TENSOR_MAP_DATA_TYPE_16U4_ALIGN16B,
 }
 _SWIZZLES = {
     0: cuda.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_NONE,
@@ -223,8 +224,9 @@ def view_dlpack(x: Any) -> Any:
 
 
 def tensor_map(
-    array: ArrayView, dims: tuple[int, ...], box: tuple[int, ...], swizzle_bytes: int
-) -> bytes:
+    array: ArrayView, dims: tuple[int, ...], box: tuple[int, ...], swizzle_bytes: int,
+    dtype: str = "",
+) -> bytes:  # fmt: skip
     """The 128 bytes by which TMA knows a tensor, as `TensorMapParam` describes it; cached.
 
     Raises:
@@ -236,7 +238,7 @@ def tensor_map(
         raise LayoutError(f"tensor map: {reason}")
     shape = tuple(array.shape[dim] for dim in dims)
     strides = tuple(array.strides[dim] for dim in dims)
-    return _encode(array.ptr, shape, strides, array.dtype, box, swizzle_bytes)
+    return _encode(array.ptr, shape, strides, dtype or array.dtype, box, swizzle_bytes)
 
 
 def move_map(place: int, pointer: int) -> None:
@@ -261,6 +263,8 @@ def _encode(
     swizzle_bytes: int,
 ) -> bytes:
     extents, steps = _geometry(shape, strides, ITEM_BYTES[dtype])
+    if dtype == "b4x16_p64":  # extents in elements, of which a byte has two
+        extents = [cuda.cuuint64_t(2 * shape[0]), *extents[1:]]
     lengths, ones = _box(box)
     result = cuda.cuTensorMapEncodeTiled(
         _MAP_TYPES[dtype],

@@ -104,7 +104,7 @@ def argument(param: Param, args: Sequence[Any], buffer: np.ndarray) -> Any:
     match param:
         case TensorMapParam():
             array = innermost_last(arg.array, param.dims)
-            return sim.TensorMap(array, param.box, param.swizzle_bytes, arg.dtype)
+            return sim.TensorMap(array, param.box, param.swizzle_bytes, param.dtype or arg.dtype)
         case PointerParam():
             return sim.Pointer(arg.array)
         case ExtentParam():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from ..dtypes import DType, DTypeVar, f32
+from ..dtypes import DType, DTypeVar, b4x16_p64, f32
 from ..layouts import RegisterLayout, SharedLayout, SharedVectorLayout, VectorLayout
 from ..layouts.registers import Fragment, fragment_of
 
@@ -50,6 +50,11 @@ class SharedTileType:
     def shape(self) -> tuple[int, int]:
         """(rows, cols)."""
         return (self.rows, self.cols)
+
+    @property
+    def tx_bytes(self) -> int:
+        """Bytes that a load by TMA counts on its mbarrier: gaps between 4-bit elements are none."""
+        return self.layout.num_bytes // (2 if self.dtype == b4x16_p64 else 1)
 
     def __str__(self) -> str:
         """`st[bf16, 64, 64]`."""
@@ -202,6 +207,11 @@ class SharedVecType:
     def layout(self) -> SharedVectorLayout:
         """Which bytes it takes."""
         return SharedVectorLayout(self.length * self.dtype.nbytes)
+
+    @property
+    def tx_bytes(self) -> int:
+        """Bytes that a load counts on its mbarrier."""
+        return self.layout.num_bytes
 
     @property
     def shape(self) -> tuple[int, ...]:
