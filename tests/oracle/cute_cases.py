@@ -49,6 +49,13 @@ def _collected(name, dtypes, sizes, tiler, **options):
                 **options)  # fmt: skip
 
 
+def _released(name, op, dtypes, sizes, tiler, **options):
+    (a, b, c), (m, n, k) = dtypes, sizes
+    args = (Array("a", a, (m, k)), Array("b", b, (n, k)), Array("c", c, (m, n), "out"))
+    return Case(name, "released", {"op": op, "tiler": tiler}, args, (1, 1, 1), "gemm_kk",
+                language="cute", **options)  # fmt: skip
+
+
 def _scaled(name, op, types, turn, **options):
     """128 x 128 x 128; one chunk of scales of each operand."""
     args = (
@@ -78,6 +85,7 @@ CUTE_CASES = (
     _product("bf16_n24", "bf16_n24", _BF16, (128, 24, 64), (128, 24, 64), target=100),
     _collected("collector_a", ("fp8e4nv", "fp8e5", "fp32"), (128, 128, 128), (128, 64, 128),
                target=107),
+    _released("released_a", "bf16", _BF16, (128, 128, 192), (128, 128, 64), target=107),
     _scaled("unequal_scale_ids", "mxfp8", ("fp8e4nv", "fp8e4nv"), 1, target=100),
     Case(
         # CuTe's clc_response asks for the first CTA after a refusal too, and drops the answer.

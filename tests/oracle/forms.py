@@ -64,6 +64,7 @@ CLOSED = {
         Form("lanes that keep their sums", "lanes_off", r"\], %rd\d+, %rd\d+, %r\d+, \{"),
         Form("A in tensor memory", "a_in_tensor_memory a_in_tensor_memory_e4m3 attention "
              "attention_causal attention_specialized", _MMA + r"1\.kind::f\w+ *\[[^]]*\], *\["),
+        Form("early release of A on Rubin", "released_a", r"sync_restrict::shared::read::mma::a"),
         Form("collectors of A, of B", "collector_a gemm_bf16_256x128 exclusive_576",
              r"collector::[ab]::(fill|lastuse)"),
     ),
@@ -154,7 +155,7 @@ ALONE = (
     "cp 128x128b and 64x128b",
     "ld.red of integers; ld.red 16x32bx2; .NaN",
     "collectors: use, discard after a fill, and what happens to an operand that changes",
-    "early release of A (commit with sync_restrict::shared::read::mma::a); masks of 32 CTAs",
+    "masks of 32 CTAs; early release of A to several CTAs",
     "cluster launch control for a whole cluster (multicast)",
     "TMA: reductions other than add, packed 4-bit elements without gaps, L2 hints",
     "every rule of order: races, fences, what a wait completes. Texts that run clean show that the "

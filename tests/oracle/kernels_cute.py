@@ -129,6 +129,48 @@ def product(
 
 
 @cute.kernel
+def released(
+    A: cute.Tensor, B: cute.Tensor, C: cute.Tensor, op: cutlass.Constexpr,
+    tiler: cutlass.Constexpr,
+):  # fmt: skip
+    """C = A B^T: the next step's A is stored when this step's has been read, B when it is done."""
+    thread, _, _ = cute.arch.thread_idx()
+    warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    mma = cute.make_tiled_mma(op)
+    sa_layout, sb_layout = _layouts(mma, tiler, A.element_type, B.element_type, None)
+    smem = cutlass.memory.SmemAllocator()
+    read = smem.allocate_array(cutlass.Int64, 1)
+    if thread == 0:
+        cute.arch.mbarrier_init(read, 1)
+    bar, tmem = _begin(smem, thread, warp, op.acc_dtype)
+    sa = smem.allocate_tensor(A.element_type, sa_layout.outer, 1024, sa_layout.inner)
+    sb = smem.allocate_tensor(B.element_type, sb_layout.outer, 1024, sb_layout.inner)
+    part = mma.get_slice(0)
+    ga = part.partition_A(cute.local_tile(A, (tiler[0], tiler[2]), (0, None)))
+    gb = part.partition_B(cute.local_tile(B, (tiler[1], tiler[2]), (0, None)))
+    ra, rb = mma.make_fragment_A(sa), mma.make_fragment_B(sb)
+    acc = cute.make_tensor(tmem, mma.make_fragment_C(mma.partition_shape_C(tiler[:2])).layout)
+    steps = cute.size(ga, mode=[3])
+    _fill(sa, ga[None, None, None, 0], thread)
+    for step in cutlass.range_constexpr(steps):
+        _fill(sb, gb[None, None, None, step], thread)
+        _ready()
+        if warp == 0:
+            for k in cutlass.range_constexpr(cute.size(ra, mode=[2])):
+                mma.set(tcgen05.Field.ACCUMULATE, step + k > 0)
+                cute.gemm(mma, acc, ra[None, None, k, 0], rb[None, None, k, 0], acc)
+            with cute.arch.elect_one():
+                primitives.tcgen05_commit(read, smem_a_read=True)
+                tcgen05.commit(bar)
+        cute.arch.mbarrier_wait(read, step % 2)
+        if cutlass.const_expr(step + 1 < steps):
+            _fill(sa, ga[None, None, None, step + 1], thread)
+        cute.arch.mbarrier_wait(bar, step % 2)
+    _store(acc, part.partition_C(C), thread)
+    _end(tmem, warp)
+
+
+@cute.kernel
 def collected(
     A: cute.Tensor, B: cute.Tensor, C: cute.Tensor, fill: cutlass.Constexpr,
     last: cutlass.Constexpr, tiler: cutlass.Constexpr,

@@ -47,6 +47,7 @@ TENSOR_MUTANTS = (
     ("pair_bf16", r"barrier\.cluster\.arrive\.aligned", 1, {"barrier"}),
     ("pair_bf16", r"fence\.mbarrier_init", 0, {"race"}),
     ("pair_bf16", r"tcgen05\.commit", 0, {"deadlock"}),
+    ("released_a", r"tcgen05\.commit\S*sync_restrict", 1, {"deadlock"}),
     ("negate_a", r"tcgen05\.fence", 0, {"tcgen05-fence"}),
     ("negate_a", r"fence\.proxy", 1, {"fence"}),
     ("exclusive_576", r"tcgen05\.dealloc", 0, {"exit"}),
@@ -86,6 +87,15 @@ def test_deletion_around_tensor_memory_is_reported(name, pattern, occurrence, ki
     result, _, _ = run_case(TEXTS[name], 0, text)
     found = {report.kind for report in result.reports}
     assert found & kinds, f"{found}: {result}"
+
+
+def test_early_release_covers_nothing_but_a():
+    """CuTe's kernel with its plain commit made an early one: B and the sums are not released."""
+    text = text_of(TEXTS["released_a"])
+    plain, early = "arrive::one.shared", "arrive::one.sync_restrict::shared::read::mma::a.shared"
+    assert plain in text and early in text
+    result, _, _ = run_case(TEXTS["released_a"], 0, text.replace(plain, early))
+    assert {report.kind for report in result.reports} >= {"race"}
 
 
 @pytest.mark.parametrize("occurrence", [0, 1])
