@@ -18,7 +18,7 @@ _OPTIONS = (
     "Tensor? bias, Tensor? sinks, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor[] tensors, "
     "float scale, str causal, int? left, int? right, float? softcap, str mods"
 )
-_SINKS = 5  # its place among the arguments of _Attention.forward
+_SINKS = 4  # its place among the arguments of _Attention.forward
 
 
 def attention(
@@ -129,10 +129,12 @@ def _backward_fake(grad: Any, q: Any, k: Any, v: Any, *more: Any) -> tuple[Any, 
 
 class _Attention(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
-    def forward(ctx: Any, run: Any, q: Any, k: Any, v: Any, *options: Any) -> tuple[Any, Any]:
-        _check_trains(options)
-        out, lse = run(q, k, v, *options)
-        bias, sinks, cu_seqlens_q, cu_seqlens_k, tensors, *ctx.options = options
+    def forward(
+        ctx: Any, run: Any, q: Any, k: Any, v: Any, sinks: Any, rest: tuple[Any, ...]
+    ) -> tuple[Any, Any]:
+        bias, cu_seqlens_q, cu_seqlens_k, tensors, *ctx.options = rest
+        _check_trains(bias, tensors)
+        out, lse = run(q, k, v, bias, sinks, *rest[1:])
         ctx.save_for_backward(q, k, v, out, lse, bias, sinks, cu_seqlens_q, cu_seqlens_k, *tensors)
         ctx.mark_non_differentiable(lse)
         ctx.set_materialize_grads(False)
@@ -185,13 +187,20 @@ def _grad_sinks(grad: Any, out: Any, lse: Any, sinks: Any) -> Any:
     return -(torch.exp(sinks[:, None] - lse) * change).sum((0, 2))
 
 
-def _check_trains(options: tuple[Any, ...]) -> None:
+def _differentiable(
+    run: Any, q: Any, k: Any, v: Any, bias: Any, sinks: Any, *rest: Any
+) -> tuple[Any, Any]:
+    """The few arguments that may have gradients by themselves: each costs autograd time."""
+    return _Attention.apply(run, q, k, v, sinks, (bias, *rest))  # type: ignore[no-any-return]
+
+
+def _check_trains(bias: Any, tensors: list[Any]) -> None:
     """Refuses gradients that are not made.
 
     Raises:
         LayoutError: a bias, or a tensor of a function, that wants one.
     """
-    for name, x in (("bias", options[0]), *(("arguments of functions", x) for x in options[4])):
+    for name, x in (("bias", bias), *(("arguments of functions", x) for x in tensors)):
         if requires_grad(x):
             raise LayoutError(
                 f"attention: gradients are of q, k, v and sinks, got {name} with requires_grad",
@@ -211,7 +220,7 @@ _forward = define(
     f"attention_forward(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor, Tensor)",
     _forward_kernel,
     _forward_fake,
-    _Attention,
+    _differentiable,
     flops=_forward_flops,
     cast=3,
 )

@@ -41,8 +41,8 @@ def define(
         schema: name, arguments and results as torch's schemas have them.
         kernel: runs it on CPU or CUDA tensors.
         fake: gives empty results of the same shapes, strides and dtypes.
-        function: autograd.Function of a function that runs the operator and then its arguments;
-            None for an operator of no gradients.
+        function: applies an autograd.Function to a function that runs the operator, and then its
+            arguments; None for an operator of no gradients.
         flops: of shapes in place of tensors and `out_shape`, for torch's FlopCounterMode.
         cast: how many arguments take autocast's dtype; None for all that are floats.
 
@@ -63,7 +63,7 @@ def define(
 
     def differentiable(*args: Any) -> Any:
         trains = torch.is_grad_enabled() and any(map(requires_grad, args))
-        return function.apply(below_autograd, *args) if trains else below_autograd(*args)
+        return function(below_autograd, *args) if trains else below_autograd(*args)
 
     if function is not None:
         LIBRARY.impl(name, differentiable, "Autograd")
@@ -80,7 +80,7 @@ def define(
             _check_tensors(name, arrays, args)
             return operator(*args)
         if trains and function is not None and torch.is_grad_enabled():
-            return function.apply(kernel, *args)
+            return function(kernel, *args)
         return kernel(*args)
 
     return call

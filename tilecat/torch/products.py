@@ -135,12 +135,16 @@ def _flops(a: Any, b: Any, *_: Any, out_shape: Any, **__: Any) -> int:
 
 
 _matmul = define(
-    "matmul(Tensor a, Tensor b) -> Tensor", _matmul_kernel, _matmul_fake, _Matmul, flops=_flops
+    "matmul(Tensor a, Tensor b) -> Tensor",
+    _matmul_kernel,
+    _matmul_fake,
+    _Matmul.apply,
+    flops=_flops,
 )
 _linear = define(
     "linear(Tensor x, Tensor weight, Tensor? bias) -> Tensor",
     _linear_kernel,
     _linear_fake,
-    _Linear,
+    _Linear.apply,
     flops=_flops,
 )
