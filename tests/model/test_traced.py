@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+import tilecat as tc
+from tilecat import bf16, f32, gl, st
 from tilecat.cli import find, main
 from tilecat.errors import ScopeError
 from tilecat.kernels.attention import attention
@@ -56,6 +58,39 @@ def test_a_kernel_that_is_no_product_is_refused_at_its_line():
     with pytest.raises(ScopeError, match="model: products of one shape are replayed") as error:
         traced(other)
     assert error.value.loc is not None and error.value.loc.file.endswith("attention.py")
+
+
+@tc.kernel
+def two_products(A: gl[bf16, "M", "K"], B: gl[bf16, "K", "N"], D: gl[bf16, "K", "N"],
+                 C: tc.inout[bf16, "M", "N"]):  # fmt: skip
+    """C = (A @ B) + (A @ D)."""
+    tasks = tc.row_major(tc.cdiv(A.rows, 64), tc.cdiv(B.cols, 64))
+    pipe = tc.lcf(consumers=1, stages=2, tasks=tasks, steps=tc.cdiv(A.cols, 64))
+    a = pipe.input(st[bf16, 64, 64])
+    b = pipe.input(st[bf16, 64, 64])
+    d = pipe.input(st[bf16, 64, 64])
+    c = pipe.output(st[bf16, 64, 64])
+    acc = pipe.accumulator(f32, 64, 64)
+
+    @pipe.load
+    def _(task, k):
+        tc.load_async(a, A[task.row, k])
+        tc.load_async(b, B[k, task.col])
+        tc.load_async(d, D[k, task.col])
+
+    @pipe.compute
+    def _(task, k):
+        tc.mma_AB(acc, a, b)
+        tc.mma_AB(acc, a, d)
+
+    @pipe.finish
+    def _(task):
+        c.store(C[task.row, task.col], acc)
+
+
+def test_a_step_that_loads_more_than_a_product_s_operands_is_refused():
+    with pytest.raises(ScopeError, match="one product, 16,384 bytes, got 24,576 in a, b, d"):
+        traced(find.traced(two_products, {}, "bf16", "sm_90a"))
 
 
 def test_the_command_prints_a_prediction_and_writes_a_timeline(tmp_path: Path):

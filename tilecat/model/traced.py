@@ -113,10 +113,12 @@ def traced(compiled: Compiled) -> Traced:
         form = find_form(first.name, WGMMA, a, b, acc)
         instruction = f"{form}, m{ROWS}n{acc.cols}k{form.k}"
     tile_k = a.cols if shape is None else shape.tile_k
-    return Traced(
+    found = Traced(
         target, kernel.name, rings, instruction, acc.rows * each, acc.cols, tile_k, a.dtype.bits,
         consumers, config, shape,
     )  # fmt: skip
+    _check_bytes(kernel, found)
+    return found
 
 
 def predict_traced(found: Traced, m: int, n: int, k: int) -> Prediction:
@@ -158,6 +160,19 @@ def _shape(kernel: Kernel, op: TensorMma, tiles: int, stages: int, order: str) -
 def _types(op: Mma | TensorMma) -> tuple[Any, Any, Any]:
     """Tile types of A, B and the sums: `infer` has seen to it that they are."""
     return op.a.type, op.b.type, op.acc.type
+
+
+def _check_bytes(kernel: Kernel, found: Traced) -> None:
+    """Raises ScopeError where a step loads more than one product's operands, or less."""
+    wanted = (found.tile_m + found.tile_n) * found.tile_k * found.item_bits // 8
+    if (shape := found.shape) is not None:
+        wanted = shape.tiles * shape.a_bytes + shape.b_bytes
+    if found.stage_bytes != wanted:
+        raise ScopeError(
+            f"model: a step loads the tiles of A and B of one product, {wanted:,} bytes, got "
+            f"{found.stage_bytes:,} in {', '.join(ring.name for ring in found.rings)}",
+            loc=kernel.loc,
+        )
 
 
 def _order(kernel: Kernel) -> str:
