@@ -45,6 +45,11 @@ def order_of(tensor, k_last):
     return k_last
 
 
+def cols_of(tensor, other, tile_k, tile_n):
+    """The shared tile of a step's columns of B, or of a second one."""
+    return st[multiplied_as(tensor, other), tile_k, tile_n, order_of(tensor, "col")]
+
+
 def require_params(args, epilogue, tile_m, cache, stacked, needs):
     """Rules of parameters; and of further arguments, `needs` besides those of the epilogue."""
     tc.require(isinstance(tile_m, int) and tile_m > 0 and tile_m % 64 == 0,
@@ -189,8 +194,8 @@ def matmul(A: gl[TA, ..., "M", "K"], B: gl[TB, ..., "K", "N"], C: inout[TC, ...,
     more, *args = args if second else (None, *args)
     a = pipe.input(st[multiplied_as(A, B), 64, tile_k, order_of(A, "row")], count=n,
                    ring="a" if early_a else "stage")  # fmt: skip
-    b, b2 = (pipe.input(st[multiplied_as(x, A), tile_k, tile_n, order_of(x, "col")]) if x else None
-             for x in (B, more))  # fmt: skip
+    b = pipe.input(cols_of(B, A, tile_k, tile_n))
+    b2 = pipe.input(cols_of(more, A, tile_k, tile_n)) if second else None
     scales, args = scales_of(pipe, args, C, (tile_m, tile_n, tile_k), block_scales)
     columns = epilogues.Columns(epilogue, consumers, tile_n)
     c = pipe.output(st[C.dtype, 64, tile_n])
