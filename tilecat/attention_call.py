@@ -11,9 +11,12 @@ from .attention_ready import again, remember
 from .errors import DTypeError, LayoutError, ResourceError
 from .kernels.attention_forward import attention_forward as kernel
 from .operators import num_sms
-from .runtime.arrays import ArrayView, allocator, view
+from .runtime.arrays import ArrayView, allocator, empty, view
 
 SCALE_HINT = "for a negative scale, negate q; for zero, every output is the mean of v"
+
+EIGHT = "e4m3"
+ROW_BYTES = 16  # that TMA aligns
 
 _eased: dict[Any, int] = {}  # edges and mods whose widest blocks of keys need too many registers
 
@@ -22,20 +25,20 @@ def attention(
     q: Any, k: Any, v: Any, *, causal: bool | str = False,
     window: tuple[int | None, int | None] | None = None, scale: float | None = None,
     softcap: float | None = None, bias: Any = None, mask_mod: Any = None, score_mod: Any = None,
-    cu_seqlens_q: Any = None, cu_seqlens_k: Any = None, sinks: Any = None, out: Any = None,
-    lse: Any = None, return_lse: bool = False,
+    cu_seqlens_q: Any = None, cu_seqlens_k: Any = None, sinks: Any = None, scale_q: Any = None,
+    scale_k: Any = None, scale_v: Any = None, out: Any = None, lse: Any = None,
+    return_lse: bool = False,
 ) -> Any:  # fmt: skip
-    """`softmax(scale q k^T) v` for each head.
+    """`softmax(scale q k^T) v` for each head; rows of which every key is hidden give 0.
 
     A score is `scale q k^T`; then, where given, `softcap tanh(score / softcap)`; then `+ bias`;
-    then what score_mod makes of it; then -inf where the key is hidden. Rows of which every key is
-    hidden give 0, and a log-sum-exp of -inf.
+    then what score_mod makes of it; then -inf where the key is hidden.
 
     Args:
-        q: B x H x Lq x D, bf16 or f16, any strides; D at most 256. Widths between 32, 64, 96, 128,
-            192 and 256 compute as the next of them.
+        q: B x H x Lq x D, bf16, f16 or e4m3, any strides; D at most 256. Widths between 32, 64,
+            96, 128, 192 and 256 compute as the next of them.
         k: B x Hkv x Lk x D; Hkv divides H (grouped-query and multi-query attention).
-        v: B x Hkv x Lk x Dv.
+        v: B x Hkv x Lk x Dv; e4m3 is copied unless Lk is contiguous, as the tensor cores want it.
         causal: query i sees no key behind its own: key i ("top-left", or True), or key
             i + Lk - Lq ("bottom-right").
         window: (left, right): a query sees keys from `left` before its own to `right` behind it;
@@ -52,8 +55,10 @@ def attention(
             and v total_k x Hkv x D and Dv, out total x H x Dv, lse H x total; positions count from
             a sequence's first query and key, tensors of mods have total and total_k for Lq and Lk.
             Rows of k and v behind a sequence must be finite, though nobody sees them.
-        sinks: f32 [H]: a score of each head that takes part in the softmax, and has no value.
-        out: B x H x Lq x Dv of q's dtype to write, or None to allocate it.
+        sinks: f32 [H]: a score of each head without a value.
+        scale_q, scale_k, scale_v: of e4m3: f32 that q, k and v are multiplied by, all three: B x H
+            and B x Hkv, or B x H x (Lq / 128) and B x Hkv x (Lk / 128) of blocks of 128 rows.
+        out: B x H x Lq x Dv of q's dtype (of e4m3 bf16, or f16) to write, or None to allocate it.
         lse: f32 B x H x Lq to write the log-sum-exp to, or None.
         return_lse: also return it.
 
@@ -64,14 +69,15 @@ def attention(
 
     Raises:
         LayoutError: shapes that do not fit, heads that do not divide, a head dim above 256, a scale
-            or soft cap that is not positive.
-        DTypeError: dtypes other than those above.
+            or soft cap that is not positive. DTypeError: dtypes other than those above.
         ResourceError: arrays on two devices; a CUDA array and no GPU.
 
     Example: `y = tc.attention(q, k, v, causal=True, window=(1023, None))`
     """
     starts = None if cu_seqlens_q is cu_seqlens_k is None else (cu_seqlens_q, cu_seqlens_k)
-    options = Options(causal, window, scale, softcap, bias, mask_mod, score_mod, sinks, starts)
+    factors = None if scale_q is scale_k is scale_v is None else (scale_q, scale_k, scale_v)
+    options = Options(causal, window, scale, softcap, bias, mask_mod, score_mod, sinks, starts,
+                      factors)  # fmt: skip
     key = options.key(q, k, v, out, lse)
     found = again(key, q, k, v, out, lse) or _run(key, q, k, v, out, lse, options)
     return found if return_lse else found[0]
@@ -91,13 +97,17 @@ def _run(
         q, k, v = (_heads_first(name, x) for name, x in (("q", q), ("k", k), ("v", v)))
     query, keys, value = view(q), view(k), view(v)
     batch, heads, queries, length = shape = _check_shapes(query, keys, value)
-    starts = options.sequences(queries, length)
+    starts, factors = options.sequences(queries, length), options.scales(shape, keys.shape[1])
+    eight = query.dtype == EIGHT
+    dtype = query.dtype if not eight else "bf16" if out is None else str(view(out).dtype)
     scale = query.shape[3] ** -0.5 if options.scale is None else options.scale
     check_positive("scale", scale, SCALE_HINT)
     edges, args = options.edges()
     mods, more = options.mods(shape)
     columns = value.shape[3]
-    makers, (out, lse) = _results(given, (batch, heads, queries, columns), out, lse, bool(starts))
+    makers, (out, lse) = _results(
+        given, (batch, heads, queries, columns), dtype, out, lse, bool(starts)
+    )
     whole = (_heads_first("out", out), lse[None]) if starts else (out, lse)
     if length == 0 or columns == 0:
         whole[0][...] = 0
@@ -110,11 +120,13 @@ def _run(
         batch * heads * sequences, heads // keys.shape[1],
         next(limits) if edges.left else None, next(limits) if edges.right else None,
         length - queries if edges.from_end else 0, num_sms(query.device), bool(starts),
+        8 if eight else 16,
     )  # fmt: skip
-    fixed = {"edges": edges, "mods": mods, "packed": bool(starts)}
+    v, copied = keys_last(v, value) if eight else (v, False)
+    fixed = {"edges": edges, "mods": mods, "packed": bool(starts), "scaled": bool(factors)}
     while True:
         params, order = choose(problem, _eased.get((edges, mods), 0))
-        arguments = (q, k, v, *whole, float(scale), *starts, *order, *args, *more)
+        arguments = (q, k, v, *whole, float(scale), *starts, *order, *args, *factors, *more)
         try:
             kernel(*arguments, **fixed, **params)
             break
@@ -122,9 +134,21 @@ def _run(
             if not is_short(error) or params["tile_k"] <= NARROWEST:
                 raise
             _eased[edges, mods] = _eased.get((edges, mods), 0) + 1
-    if key is not None:
+    if key is not None and not copied:
         remember(key, kernel.movable(*arguments, **fixed, **params), makers, arguments)
     return out, lse
+
+
+def keys_last(v: Any, array: ArrayView) -> tuple[Any, bool]:
+    """The values with Lk contiguous and within reach of TMA, and whether they are a copy."""
+    *outer, rows, columns = array.strides
+    if rows == 1 and not any(x % ROW_BYTES for x in (*outer, columns)):
+        return v, False
+    batch, groups, length, dim = array.shape
+    made = empty(v, (batch, groups, dim, -(-length // ROW_BYTES) * ROW_BYTES), array.dtype)
+    turned = made[..., :length].swapaxes(-1, -2)
+    turned[...] = v
+    return turned, True
 
 
 def _heads_first(name: str, x: Any) -> Any:
@@ -143,13 +167,14 @@ def _heads_first(name: str, x: Any) -> Any:
 
 
 def _results(
-    like: Any, shape: tuple[int, int, int, int], out: Any, lse: Any, packed: bool
+    like: Any, shape: tuple[int, int, int, int], dtype: str, out: Any, lse: Any, packed: bool
 ) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
     """What allocates results, and the results: those given, or new.
 
     Args:
         like: q, as given.
         shape: B, H, Lq, Dv.
+        dtype: of the output.
         out, lse: given, or None.
         packed: whether they have no axis of batches, and out has its heads behind its rows.
 
@@ -158,12 +183,12 @@ def _results(
         DTypeError: or another dtype.
     """
     batch, heads, queries, columns = shape
-    dtype = view(like).dtype
     rows = (heads, queries) if packed else (batch, heads, queries)
     whole = (queries, heads, columns) if packed else shape
     names = ("total x H x Dv", "H x total") if packed else ("B x H x Lq x Dv", "B x H x Lq")
     if out is not None:
-        check_array("out", out, whole, (dtype,), names[0])
+        known = HALVES if view(like).dtype == EIGHT else (dtype,)
+        check_array("out", out, whole, known, names[0])
     if lse is not None:
         check_array("lse", lse, rows, ("f32",), names[1])
     makers = allocator(like, whole, dtype), allocator(like, rows, "f32")
@@ -184,9 +209,9 @@ def _check_shapes(query: ArrayView, keys: ArrayView, value: ArrayView) -> tuple[
             raise LayoutError(
                 f"attention: {name} has 4 axes (batch, heads, length, dim), got shape {array.shape}"
             )
-        if array.dtype not in HALVES or array.dtype != query.dtype:
+        if array.dtype not in (*HALVES, EIGHT) or array.dtype != query.dtype:
             raise DTypeError(
-                f"attention: q, k and v have one dtype, {' or '.join(HALVES)}, got "
+                f"attention: q, k and v have one dtype, {' or '.join((*HALVES, EIGHT))}, got "
                 + ", ".join(f"{n} of {x.dtype}" for n, x in arrays.items())
             )
         if not 1 <= array.shape[3] <= TILE_DIMS[-1]:

@@ -64,6 +64,11 @@ CONFIGS = {
     192: Config(112, 2),
     256: Config(80, 2),
 }
+# Of 8-bit types, whose blocks are a multiple of 32 keys, and divide 128, which share a factor.
+EIGHT_BIT = {
+    32: Config(128, 3), 64: Config(128, 3), 96: Config(128, 2), 128: Config(128, 2),
+    192: Config(64, 2), 256: Config(64, 2),
+}  # fmt: skip
 NARROW_VALUES = {(192, 128): Config(128, 2)}  # where v's tile is narrower than q's
 
 
@@ -80,6 +85,7 @@ class Problem:
             `shift` behind its position; None for no edge.
         sms: of the device.
         packed: sequences of several lengths.
+        bits: of an element.
     """
 
     dim: int
@@ -93,6 +99,7 @@ class Problem:
     shift: int
     sms: int
     packed: bool = False
+    bits: int = 16
 
     @property
     def uneven(self) -> bool:
@@ -114,8 +121,11 @@ def choose(problem: Problem, eased: int = 0) -> tuple[dict[str, Any], tuple[int,
     """
     wide, wide_v = tile_dim(problem.dim), tile_dim(problem.dim_v)
     config = NARROW_VALUES.get((wide, wide_v), CONFIGS[max(wide, wide_v)])
+    if problem.bits == 8:
+        config = EIGHT_BIT[max(wide, wide_v)]
     tile_k = config.keys(problem.keys, problem.uneven)
-    tile_k = max((tile_k - 32 * eased) // 16 * 16, NARROWEST)
+    tile_k = tile_k - 32 * eased if problem.bits == 16 else tile_k >> eased
+    tile_k = max(tile_k // 16 * 16, NARROWEST)
     consumers = min(config.consumers, max(1, -(-problem.queries // 64)))
     while consumers > 1 and _tasks(problem, consumers - 1) <= problem.sms:
         consumers -= 1
@@ -141,7 +151,7 @@ def order_of(problem: Problem, tall: int, tile_k: int) -> tuple[int, int]:
     """
     blocks = _blocks(problem, tall, tile_k)
     even = float(blocks.sum()) * problem.heads / problem.sms
-    kv_bytes = 2 * problem.keys * (problem.dim + problem.dim_v) / problem.group
+    kv_bytes = problem.bits // 8 * problem.keys * (problem.dim + problem.dim_v) / problem.group
     found = []
     for sections in range(1, problem.heads + 1):
         planes = -(-problem.heads // sections)

@@ -15,6 +15,7 @@ from .attention_ready import key_of
 from .errors import DTypeError, LayoutError
 from .gemm_call import MAX_FUNCTIONS, remembered
 from .kernels import score_mods
+from .kernels.attention_factors import BLOCK
 from .kernels.attention_scores import FAR, Edges, Mods
 from .kernels.epilogues import Step
 from .runtime.arrays import ArrayView, view
@@ -39,13 +40,14 @@ class Options:
     score_mod: Any
     sinks: Any
     starts: tuple[Any, Any] | None
+    factors: tuple[Any, Any, Any] | None = None
 
     def key(self, *tensors: Any) -> tuple[Any, ...] | None:
         """What a call depends on beside the addresses of q, k, v, out and lse."""
         return key_of(
             tensors,
             (self.causal, self.window, self.scale, self.softcap, self.bias, self.mask_mod,
-             self.score_mod, self.sinks, self.starts),
+             self.score_mod, self.sinks, self.starts, self.factors),
         )  # fmt: skip
 
     def sequences(self, rows: int, key_rows: int) -> tuple[Any, ...]:
@@ -74,6 +76,34 @@ class Options:
             if array.device == "cpu":
                 _check_starts(name, np.asarray(value), ends)
         return self.starts
+
+    def scales(self, shape: tuple[int, int, int, int], groups: int) -> tuple[Any, ...]:
+        """Factors of q, k and v; () where none are given.
+
+        Args:
+            shape: of the scores: B, H, Lq, Lk.
+            groups: heads of k and v.
+
+        Raises:
+            LayoutError: some of them alone, of other shapes, or of a packed batch.
+            DTypeError: other than f32.
+        """
+        if self.factors is None:
+            return ()
+        if self.starts is not None or any(x is None for x in self.factors):
+            raise LayoutError(
+                "attention: scale_q, scale_k and scale_v come together, and not with cu_seqlens"
+            )
+        batch, heads, queries, keys = shape
+        by_block = len(getattr(self.factors[0], "shape", ())) == 3
+        for name, value, count, rows in zip(
+            ("scale_q", "scale_k", "scale_v"), self.factors, (heads, groups, groups),
+            (queries, keys, keys), strict=True,
+        ):  # fmt: skip
+            blocks = (-(-rows // BLOCK),) if by_block else ()
+            axes = f"B x heads{f' x blocks of {BLOCK}' if by_block else ''}"
+            check_array(name, value, (batch, count, *blocks), ("f32",), axes)
+        return self.factors
 
     def edges(self) -> tuple[Edges, list[int]]:
         """What the kernel knows of the edges while tracing, and their arguments.

@@ -145,3 +145,29 @@ def test_sinks_alibi_and_documents():
     whole = torch.cat([scores, sinks.double()[None, :, None, None].expand(1, 4, 300, 1)], -1)
     wanted = torch.softmax(whole, -1)[..., :-1] @ v.double()
     assert float((out.double() - wanted).norm() / wanted.norm()) < 2**-8
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kind", ["", "head", "block"])
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_fp8(dim, kind, causal):
+    torch.manual_seed(dim)
+    lengths, heads = (700, 700, 700), (4, 2, 2)
+    q, k, v = (torch.randn(2, h, n, dim, device="cuda").to(torch.float8_e4m3fn)
+               for h, n in zip(heads, lengths, strict=True))  # fmt: skip
+    options, wide = {}, [x.double() for x in (q, k, v)]
+    for number, name in enumerate("qkv" if kind else ""):
+        blocks = (6,) * (kind == "block")
+        scale = 0.25 + torch.rand(2, heads[number], *blocks, device="cuda")
+        options[f"scale_{name}"] = scale
+        rows = scale[..., None] if kind == "head" else scale.repeat_interleave(128, 2)[..., :700]
+        wide[number] = wide[number] * rows[..., None].double()
+    keys, values = (x.repeat_interleave(2, 1) for x in wide[1:])
+    scores = wide[0] @ keys.mT * dim**-0.5
+    if causal:
+        scores = scores.masked_fill(torch.ones(700, 700, device="cuda").triu(1).bool(), -math.inf)
+    wanted = torch.softmax(scores, -1) @ values
+    out, lse = tc.attention(q, k, v, causal=causal, return_lse=True, **options)
+    assert float((out.double() - wanted).norm() / wanted.norm()) < 2**-5
+    # Products of e4m3 keep about 14 bits of their sums.
+    assert float((lse.double() - torch.logsumexp(scores, -1)).abs().max()) < 0.02

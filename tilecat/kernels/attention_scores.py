@@ -125,6 +125,11 @@ class Sight:
             end = minimum_of(end, stop // rows)
         return low, end
 
+    def place(self, task: Any, tall: int, consumer: Any) -> tuple[Any, Any, Any]:
+        """Where a consumer's queries begin in Q: batch, head, row."""
+        first = self.of(task).first_query
+        return task.batch, task.head, first + task.tile * tall + consumer * 64
+
     def mask(self, s: Any, row: Any, col: Any, *, ends: bool) -> None:
         """Hides keys beyond the edges, and with `ends` those beyond the sequence.
 
@@ -252,6 +257,10 @@ class Scores:
     def unit(self) -> Any:
         """What makes an exponent of two of what `apply` leaves."""
         return LOG2_E if self.change else self.scale * LOG2_E
+
+    def times(self, factor: Any) -> Scores:
+        """Of products that are to be multiplied by a factor, an f32 scalar, or 1.0."""
+        return self if isinstance(factor, float) else replace(self, scale=self.scale * factor)
 
     def apply(self, s: Any, at: At) -> None:
         """Scores of products, in place; scaled only where they change."""
