@@ -222,7 +222,7 @@ def test_tiles_of_two_heights_are_refused():
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: tt[tc.u32, 128, 64], "sums of f32 or s32, or an A of .* got u32"),
+        (lambda: tt[tc.u32, 128, 64], "sums of f32, s32 or f16, or an A of .* got u32"),
         (lambda: tt[f32, 96, 64], "64 or 128 rows, got rows=96"),
         (lambda: tt[f32, 128, 60], "columns of f32 are a multiple of 8, got cols=60"),
         (lambda: tt[s32, 128], "wants tt"),

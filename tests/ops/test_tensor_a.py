@@ -188,7 +188,7 @@ def issued(make: Any) -> Any:
         (lambda p, acc, s: tc.mma_AtB(acc, p, s), LayoutError,
          "mma_AtB: A in tensor memory is M x K, row by lane, and has no transpose"),
         (lambda p, acc, s: tc.mma_AB(p, p, s), DTypeError,
-         "mma_AB: sums in tensor memory are f32 or s32, got acc=tt[bf16, 128, 64]"),
+         "mma_AB: sums in tensor memory are f32, s32 or f16, got acc=tt[bf16, 128, 64]"),
         (lambda p, acc, s: tc.mma_AB(acc, p[:, :32], s), LayoutError,
          "got a=128x32, b=64x64 (as used), acc=128x64"),
         (lambda p, acc, s: tc.mma_AB(acc, p[:, :24], s[:24, :]), LayoutError,
@@ -231,5 +231,5 @@ def test_columns_of_an_a_are_its_bytes():
     assert tt[tc.tf32, 128, 64].columns == 64
     with pytest.raises(LayoutError, match="columns of e4m3 are a multiple of 32, got cols=48"):
         tt[tc.e4m3, 128, 48]
-    with pytest.raises(DTypeError, match="sums of f32 or s32, or an A of bf16, f16, tf32"):
+    with pytest.raises(DTypeError, match="sums of f32, s32 or f16, or an A of bf16, f16, tf32"):
         tt[tc.u32, 128, 64]

@@ -22,6 +22,7 @@ A pipeline allocates, commits, waits and frees by itself: `pipe.accumulator`.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from ..builder import add, assigned_name, current
@@ -85,7 +86,7 @@ class TensorTile(_NoPythonValue):
                 f"{unit}, got rows {row} to {row + rows - 1}, columns {col} to {col + cols - 1}",
                 hint=f"tile[:, {col // unit * unit}:{-(-(col + cols) // unit) * unit}]",
             )
-        part, first = (TensorTileType(kind.dtype, kind.rows, n) for n in (cols, col))
+        part, first = (replace(kind, cols=n) for n in (cols, col))
         view = add(ViewTensor(self.value, 0, 0, part, first.columns)).result
         return TensorTile(view, self.accumulate, self.wide_k)
 

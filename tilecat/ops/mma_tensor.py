@@ -75,8 +75,9 @@ def check_places(name: str, acc: TensorTileType, a: Any, b: Any, *, scaled: bool
     """
     if not acc.is_sums:
         raise DTypeError(
-            f"{name}: sums in tensor memory are {' or '.join(SUMS)}, got acc={acc}",
-            hint=f"tt[tc.f32, {acc.rows}, {acc.cols}]",
+            f"{name}: sums in tensor memory are {', '.join(SUMS[:-1])} or {SUMS[-1]}, "
+            f"got acc={acc}",
+            hint=f'tt[tc.f32, {acc.rows}, {acc.cols}]; of f16 tt[tc.f16, rows, cols, "sums"]',
         )
     for which, kind in (("A", a), ("B", b)):
         held = isinstance(kind, TensorTileType) and which == "A" and not scaled

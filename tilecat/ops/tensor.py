@@ -11,7 +11,7 @@ from ..ir import Access, Effect, Op, Scope, Value, attribute, operand
 from ..ptx import instructions as ptx
 from ..ptx import tensor as ptx_tensor
 from ..ptx import transfers
-from ..tiles import SUMS, RegTileType, ScalarType, TensorScalesType, TensorTileType, TileType
+from ..tiles import RegTileType, ScalarType, TensorScalesType, TensorTileType, TileType
 from .scalar import Operand
 
 SLOT_BYTES = 8  # of shared memory: tcgen05.alloc writes a 32-bit address there
@@ -185,14 +185,20 @@ class Shape:
 # sums, two columns of 8 next to each other; of an A, one of 4, which has what a lane of its
 # fragment holds: 2 elements of 16 bits, 4 of 8, or one tf32.
 _OF_SUMS = Shape("16x256b", 8, 4, 32)
+_OF_HALF_SUMS = Shape("16x128b", 8, 2, 64)  # packed: a register has the f16 of two columns
 _OF_A = Shape("16x128b", 4, 2, 64)
+
+
+def _packed(tile: Value) -> bool:
+    """Whether two columns of a tile are one register."""
+    return isinstance(tile.type, TensorTileType) and tile.type.sums
 
 
 def _chunks(w: Any, tile: Value, registers: tuple[str, ...], pair: bool) -> list[Any]:
     """(shape, repeat, registers, address) of each instruction; repeats are powers of two."""
     kind = tile.type
     assert isinstance(kind, TensorTileType), "checked in infer"
-    shape = _OF_SUMS if kind.is_sums else _OF_A
+    shape = (_OF_HALF_SUMS if kind.sums else _OF_SUMS) if kind.is_sums else _OF_A
     start = w.tensor_lanes(w.address(tile), pair)
     found, done = [], 0
     while done < len(registers):
@@ -239,7 +245,7 @@ class LoadTensor(Op):
         """`tcgen05.ld` in the fragment of an accumulator, the wait, and the fence behind it."""
         registers = w.regs(self.out or self.result)
         for shape, repeat, part, address in _chunks(w, self.tile, registers, self.pair):
-            w.line(ptx_tensor.load(shape, repeat, part, address))
+            w.line(ptx_tensor.load(shape, repeat, part, address, packed=_packed(self.tile)))
         w.line(ptx_tensor.wait_loads())
         w.line(ptx_tensor.fence_before())
 
@@ -272,7 +278,7 @@ class StoreTensor(Op):
             )
         if source != kind:
             raise LayoutError(
-                f"store: the fragment of {'sums' if kind.dtype.name in SUMS else 'an A'} goes to "
+                f"store: the fragment of {'sums' if self.tile.type.is_sums else 'an A'} goes to "  # type: ignore[union-attr]
                 f"{self.tile.type}, got {source}",
                 hint="tc.swap_layout(x), or tc.regroup(x)",
             )
@@ -286,7 +292,7 @@ class StoreTensor(Op):
         """`tcgen05.st`, the wait, and the fence behind it."""
         registers = w.regs(self.register)
         for shape, repeat, part, address in _chunks(w, self.tile, registers, self.pair):
-            w.line(ptx_tensor.store(shape, repeat, address, part))
+            w.line(ptx_tensor.store(shape, repeat, address, part, packed=_packed(self.tile)))
         w.line(ptx_tensor.wait_stores())
         w.line(ptx_tensor.fence_before())
 

@@ -14,6 +14,7 @@ for the next task but one, and go on as on other chips.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..builder import add, current
@@ -177,7 +178,7 @@ class Issue(Party):
                 f"got rows={rows}",
                 hint=f"{ROWS} rows, and more consumers",
             )
-        kind, copies = self._shape(TensorTileType(dtype, rows, cols))
+        kind, copies = self._shape(TensorTileType.of_sums(dtype, rows, cols))
         exclusive = self.pipe.controls.exclusive
         acc = Accumulator(tile, allocate(kind, name, copies, exclusive=exclusive))
         self.accumulators.append(acc)
@@ -187,8 +188,8 @@ class Issue(Party):
         """Type and number of the tiles for consumers whose own tile is `one`."""
         count = self.role.warpgroups
         if not self.paired:
-            return TensorTileType(one.dtype, ROWS, one.cols), count
-        return TensorTileType(one.dtype, 2 * ROWS, one.cols), count // 2
+            return replace(one, rows=ROWS), count
+        return replace(one, rows=2 * ROWS), count // 2
 
     # ---- before the sections
 

@@ -29,14 +29,23 @@ def dealloc(address: str, columns: int, *, ctas: int, exclusive: bool = False) -
     return f"tcgen05.dealloc{only}.cta_group::{ctas}.sync.aligned.b32 {address}, {columns};"
 
 
-def load(shape: str, repeat: int, registers: Sequence[str], address: str) -> str:
-    """A warp loads lanes of its quarter; asynchronous (9.7.16.8.1)."""
-    return f"tcgen05.ld.sync.aligned.{shape}.x{repeat}.b32 {vector(registers)}, [{address}];"
+def load(
+    shape: str, repeat: int, registers: Sequence[str], address: str, *, packed: bool = False
+) -> str:  # fmt: skip
+    """A warp loads lanes of its quarter; asynchronous (9.7.16.8.1).
+
+    Packed: a register gets the low 16 bits of two columns.
+    """
+    how = f"{shape}.x{repeat}{'.pack::16b' * packed}"
+    return f"tcgen05.ld.sync.aligned.{how}.b32 {vector(registers)}, [{address}];"
 
 
-def store(shape: str, repeat: int, address: str, registers: Sequence[str]) -> str:
-    """A warp stores to lanes of its quarter; asynchronous (9.7.16.8.4)."""
-    return f"tcgen05.st.sync.aligned.{shape}.x{repeat}.b32 [{address}], {vector(registers)};"
+def store(
+    shape: str, repeat: int, address: str, registers: Sequence[str], *, packed: bool = False
+) -> str:  # fmt: skip
+    """A warp stores to lanes of its quarter; asynchronous (9.7.16.8.4). Packed: as for loads."""
+    how = f"{shape}.x{repeat}{'.unpack::16b' * packed}"
+    return f"tcgen05.st.sync.aligned.{how}.b32 [{address}], {vector(registers)};"
 
 
 def wait_loads() -> str:

@@ -186,19 +186,27 @@ class _RegisterVector:
 
 
 class _Tensor:
-    """`tt[dtype, rows, cols]`: the type of a tile in tensor memory, 64 or 128 rows."""
+    """`tt[dtype, rows, cols]`: the type of a tile in tensor memory, 64 or 128 rows.
+
+    Of f32 and s32 it holds sums, of other types an A. Sums of f16 are
+    `tt[f16, rows, cols, "sums"]`.
+    """
 
     def __getitem__(self, items: tuple[object, ...]) -> TensorTileType:
-        if not isinstance(items, tuple) or len(items) != 3:
-            raise LayoutError("tt: wants tt[dtype, rows, cols]", hint="tt[tc.f32, 128, 256]")
-        dtype, rows, cols = items
+        named = isinstance(items, tuple) and len(items) == 4 and items[3] == "sums"
+        if not isinstance(items, tuple) or len(items) != 3 + named:
+            raise LayoutError(
+                'tt: wants tt[dtype, rows, cols], or tt[f16, rows, cols, "sums"]',
+                hint="tt[tc.f32, 128, 256]",
+            )
+        dtype, rows, cols = items[:3]
         _require_dtype("tt", dtype)
         _require_extents("tt", (rows, cols))
         assert isinstance(dtype, DType), "checked above"
         assert isinstance(rows, int) and isinstance(cols, int), "checked above"
         if dtype.name not in (*SUMS, *TENSOR_OPERANDS):
             raise DTypeError(
-                f"tt: tensor memory holds sums of {' or '.join(SUMS)}, or an A of "
+                f"tt: tensor memory holds sums of {', '.join(SUMS[:-1])} or {SUMS[-1]}, or an A of "
                 f"{', '.join(TENSOR_OPERANDS)}, got {dtype.name}",
                 hint=f"tt[tc.f32, {rows}, {cols}]",
             )
@@ -208,6 +216,14 @@ class _Tensor:
                 hint=f"nearest legal: {64 if rows < 96 else 128}",
             )
         kind = TensorTileType(dtype, rows, cols)
+        if named:
+            kind = TensorTileType.of_sums(dtype, rows, cols)
+        if named and not kind.is_sums:
+            raise DTypeError(
+                f"tt: tensor memory holds sums of {', '.join(SUMS[:-1])} or {SUMS[-1]}, "
+                f"got {dtype.name}",
+                hint=f"tt[tc.f32, {rows}, {cols}]",
+            )
         if cols % kind.unit:
             low = cols // kind.unit * kind.unit
             raise LayoutError(

@@ -304,8 +304,9 @@ def place_type(kind: object) -> object:
     return kind.kind if isinstance(kind, PeerType) else kind
 
 
-# Element types of sums in tensor memory; f16 sums, one a column of 32 bits, are not made here.
-SUMS = ("f32", "s32")
+# Element types of sums in tensor memory. Those of f16 have a column of 32 bits each too, and are
+# told from an A of f16, of which a column has two.
+SUMS = ("f32", "s32", "f16")
 # Element types of an A there (PTX ISA 9.7.16.10.9.1, a-tmem; 4- and 6-bit types are not made here).
 TENSOR_OPERANDS = ("bf16", "f16", "tf32", "e4m3", "e5m2", "s8", "u8")
 
@@ -319,14 +320,21 @@ class TensorTileType:
     32 (r // 16) + r mod 16 (PTX ISA 9.7.16.10.5, layouts D and F).
 
     Args:
-        dtype: f32 or s32 for sums, else that of A.
+        dtype: f32, s32 or f16 for sums, else that of A.
         rows: 64 or 128.
         cols: a multiple of 8; of an A, of 32 bytes.
+        sums: of f16: whether products are added to it; sums of f32 and s32 always are.
     """
 
     dtype: DType
     rows: int
     cols: int
+    sums: bool = False
+
+    @classmethod
+    def of_sums(cls, dtype: DType, rows: int, cols: int) -> TensorTileType:
+        """The type of sums."""
+        return cls(dtype, rows, cols, sums=dtype.name == "f16")
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -336,17 +344,17 @@ class TensorTileType:
     @property
     def is_sums(self) -> bool:
         """Whether products are added to it; else they read it."""
-        return self.dtype.name in SUMS
+        return self.sums or self.dtype.name in SUMS and self.dtype.bits == 32
 
     @property
     def columns(self) -> int:
         """Columns of tensor memory."""
-        return self.cols * self.dtype.bits // 32
+        return self.cols if self.is_sums else self.cols * self.dtype.bits // 32
 
     @property
     def unit(self) -> int:
         """Elements of a row in 8 columns, of which its parts have a whole number."""
-        return 8 * 32 // self.dtype.bits
+        return 8 if self.is_sums else 8 * 32 // self.dtype.bits
 
     def lane(self, row: int) -> int:
         """The lane that holds a row."""
@@ -354,7 +362,8 @@ class TensorTileType:
 
     def __str__(self) -> str:
         """`tt[f32, 128, 256]`."""
-        return f"tt[{self.dtype.name}, {self.rows}, {self.cols}]"
+        sums = ', "sums"' if self.sums else ""
+        return f"tt[{self.dtype.name}, {self.rows}, {self.cols}{sums}]"
 
     __repr__ = __str__
 
