@@ -7,9 +7,18 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from .arch import DEFAULT_TARGET, Arch, arch_of
 from .gemm_call import HALVES
 from .gemm_winners import Version, Winner, measured, version
-from .model.gemm import LEAST_STEPS, MOST_PARTS, cycles, shared, traffic_cycles, waves
+from .model.gemm import (
+    LEAST_STEPS,
+    MOST_PARTS,
+    cycles,
+    shared,
+    tensor_cycles,
+    traffic_cycles,
+    waves,
+)
 
 PARTS = ("split_k", "stream_k")  # parameters that have partial sums exchanged
 THIN = 16  # rows of A up to which A and B change places
@@ -33,6 +42,8 @@ class Problem:
         grouped: whether rows are those of experts.
         block: columns that share a scale: a tile is whole blocks, or a part of one.
         splits: whether CTAs may share the K of a tile.
+        target: of the device.
+        reached: whether TMA reaches A and B.
     """
 
     m: int
@@ -48,11 +59,18 @@ class Problem:
     grouped: bool = False
     block: int = 1
     splits: bool = False
+    target: str = DEFAULT_TARGET
+    reached: bool = True
+
+    @property
+    def arch(self) -> Arch:
+        """That of the target."""
+        return arch_of(self.target)
 
     @property
     def turned(self) -> bool:
         """Whether `C.T = B.T @ A.T` is computed, so that the tile's 64 rows are those of N."""
-        thin = self.m <= THIN < self.n
+        thin = self.m <= THIN < self.n and "wgmma" in self.arch.features
         return self.dtype in HALVES and thin and self.plain and not self.grouped
 
     @property
@@ -67,6 +85,13 @@ WIDEST = 256
 TILES = (
     (128, 256, 4, 0), (128, 192, 4, 0), (128, 128, 5, 0), (64, 256, 5, 0), (64, 128, 8, 0),
     (64, 64, 8, 0), (192, 192, 3, 0), (192, 128, 4, 0), (128, 192, 4, 1), (128, 128, 6, 1),
+)  # fmt: skip
+# Of chips whose sums are in tensor memory; of pairs, each CTA has so many rows. By the model alone.
+TENSOR_TILES: tuple[dict[str, Any], ...] = (
+    {"tile_m": 128, "tile_n": 256, "stages": 5, "cluster": 2, "pairs": True},
+    {"tile_m": 128, "tile_n": 128, "stages": 6, "cluster": 2, "pairs": True},
+    {"tile_m": 128, "tile_n": 256, "stages": 3}, {"tile_m": 128, "tile_n": 128, "stages": 5},
+    {"tile_m": 128, "tile_n": 64, "stages": 7}, {"tile_m": 64, "tile_n": 64, "stages": 8},
 )  # fmt: skip
 # With 64 rows of B.T a tile nearly all of the ring holds B, so that enough of it is under way; the
 # rows of M = 1 and 16 in benchmarks/results/h200.json are products of this configuration.
@@ -111,7 +136,21 @@ def _priorities(params: dict[str, int], problem: Problem) -> dict[str, Any]:
     return {"cache": (*found, "")} if any(found) else {}
 
 
+def _of_tensor_chip(problem: Problem) -> dict[str, Any]:
+    """Pairs of CTAs where their large tiles fill the device, else tiles of one CTA."""
+    fitting = [
+        params for params in TENSOR_TILES
+        if params["tile_n"] <= problem.widest
+        and not ("pairs" in params and (problem.grouped or not problem.reached))
+    ]  # fmt: skip
+    extents = problem.m, problem.n, problem.depth, problem.planes, problem.sms
+    best = min(fitting, key=lambda params: tensor_cycles(params, *extents, target=problem.target))
+    return {**best, "group": 8}
+
+
 def _tiles(problem: Problem) -> dict[str, int]:
+    if "tcgen05" in problem.arch.features:
+        return _of_tensor_chip(problem)
     if problem.turned:
         return {**TURNED, **_thin_parts(problem)}
     mine = _modelled(problem)

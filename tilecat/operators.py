@@ -6,6 +6,8 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
+from .arch import arch_of
+from .driver import raise_reports
 from .errors import LayoutError, ResourceError
 from .gemm_autotune import tune_first
 from .gemm_call import BLOCK, GemmCall, Options, prepare
@@ -14,8 +16,9 @@ from .gemm_groups import Groups
 from .gemm_parts import places_of
 from .gemm_ready import Launched, again, remember, tokens
 from .kernels.gemm import matmul as matmul_kernel
+from .model.gemm import standing_for
 from .runtime import deferred
-from .runtime.arrays import ITEM_BYTES, view
+from .runtime.arrays import ITEM_BYTES, ArrayView, view
 from .runtime.workspace import allocates
 
 _eased: dict[Any, Problem] = {}  # problems whose best configuration would spill registers
@@ -32,6 +35,7 @@ def num_sms(device: str) -> int:
 def matmul(
     a: Any, b: Any, out: Any = None, *, out_dtype: Any = None, alpha: Any = 1.0, beta: Any = 0.0,
     scale_a: Any = None, scale_b: Any = None, second: Any = None, epilogue: Any = (),
+    target: str | None = None,
 ) -> Any:  # fmt: skip
     """`out = epilogue(alpha scale_a scale_b (a @ b) + beta out)`, rounded once.
 
@@ -49,8 +53,7 @@ def matmul(
         out: [..., M, N], or None to allocate it.
         out_dtype: bf16, f16, f32, e4m3, e5m2, or s32 of s8; None: that of out, or the table's.
         alpha: a number, or an f32 array of one element.
-        beta: a number, or an f32 array of one element; 0 does not read out. `out += a @ b` is
-            `tc.matmul(a, b, out, beta=1)`.
+        beta: the same; 0 does not read out. `out += a @ b` is `tc.matmul(a, b, out, beta=1)`.
         scale_a: f32: a number, an array of one element, or one element a row of a, [..., M] or
             [..., M, 1]. With FP8 also one for each 128 of K, [..., M, K/128]; scale_b is
             [..., K/128, N/128] then, and the sums of each 128 are added in f32. Scales of blocks
@@ -63,6 +66,7 @@ def matmul(
         epilogue: steps that f32 tiles of the result take before they are stored, in order: each a
             function `f(x, at)`, or a tuple of `f(x, at, *args)` and its run-time arguments, tensors
             and numbers. `tc.epilogues` has ready-made ones, and says how to write one.
+        target: e.g. "sm_100a", whose text the PTX machine runs on arrays in CPU memory.
 
     Returns:
         out. CUDA arrays run on the GPU on the current stream, without waiting; NumPy arrays and
@@ -80,11 +84,43 @@ def matmul(
     """
     plain = scale_a is scale_b is second is None and epilogue == ()
     more = () if plain else tokens(scale_a, scale_b, second, epilogue)
-    if (made := again(a, b, out, out_dtype, alpha, beta, more)) is not None:
+    if not target and (made := again(a, b, out, out_dtype, alpha, beta, more)) is not None:
         return made
     options = Options(out_dtype, alpha, beta, (scale_a, scale_b), second, epilogue)
     call = prepare(a, b, out, options)
+    if target is not None:
+        return _on_machine(call, target)
     remember((a, b, out), options, more, call.out, _launch(call))
+    return call.out
+
+
+def _on_machine(call: GemmCall, target: str) -> Any:
+    """The product by the text of a target, which the PTX machine runs.
+
+    Raises:
+        ArchError: no such target.
+        ResourceError: arrays elsewhere than in CPU memory.
+    """
+    arch = arch_of(target)
+    if (device := view(call.arrays[0]).device) != "cpu":
+        raise ResourceError(
+            f"matmul: the text of {target} runs on the PTX machine, on arrays in CPU memory, got "
+            f"arrays on {device}",
+            hint="a.cpu(), or target=None",
+        )
+    if 0 in view(call.out).shape:
+        return call.out
+    sms = standing_for(arch.target).sms
+    problem = replace(_problem(call), target=arch.target, sms=sms, splits=False)
+    arrays = _turned(*call.arrays) if problem.turned else call.arrays
+    params = choose(problem)
+    if call.params["second"]:
+        params = {**params, "stages": min(params["stages"], 4)}
+    with call.naming():
+        ran = matmul_kernel.simulate(
+            *arrays, *call.args, target=arch.target, **{**params, **call.params}
+        )
+    raise_reports("matmul", ran)
     return call.out
 
 
@@ -193,4 +229,12 @@ def _problem(call: GemmCall) -> Problem:
         block=BLOCK if call.params["block_scales"] else 1,
         splits=allocates(call.arrays[0]) and not any(
             call.params[name] for name in ("second", "block_scales", "groups")),
+        reached=all(_reached(x) for x in (left, right)),
     )  # fmt: skip
+
+
+def _reached(x: ArrayView) -> bool:
+    """Whether TMA reaches a matrix: its address, and all strides but the contiguous one's."""
+    size = ITEM_BYTES[x.dtype]
+    apart = [n * size for n, extent in zip(x.strides, x.shape, strict=True) if extent > 1]
+    return 1 in x.strides and x.ptr % 16 == 0 and not any(n % 16 for n in apart if n != size)

@@ -13,7 +13,7 @@ from tilecat.errors import ArchError, ResourceError, ScopeError
 from tilecat.kernels import epilogues
 from tilecat.kernels.gemm import matmul
 
-from .test_tensor import TARGETS, TYPES, arrays, check
+from .test_tensor import TARGETS, TYPES, arrays, check, shapes_of
 
 PAIR = {"cluster": 2, "pairs": True}
 
@@ -148,3 +148,27 @@ def test_by_hand_what_is_no_pair_is_refused():
 
     with pytest.raises(ScopeError, match="of_even: full is of a kernel whose CTAs are no pairs"):
         single.compile(target="sm_100a")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("shape", shapes_of(60), ids=lambda s: "x".join(map(str, s)))
+@pytest.mark.parametrize("name", [*TYPES, "s8"])
+@pytest.mark.parametrize("target", TARGETS)
+def test_sixty_shapes_of_each_type_by_pairs(target: str, name: str, shape: tuple):
+    """On a persistent grid, or by launch control."""
+    if name == "s8" and target in TARGETS[1:]:
+        pytest.skip("kind::i8 is sm_100a's")
+    m, n, k = shape
+    tiles = {"tile_n": (64, 128, 96)[n % 3], "stages": 2 + k % 3, "tile_m": (128, 256)[m % 2]}
+    options = {"grid": 2} if n % 2 else {"grid": None, "persistent": "launch-control"}
+    if name == "s8":
+        rng = np.random.default_rng(k)
+        a = rng.integers(-128, 128, (m, k)).astype(np.int8)
+        b = rng.integers(-128, 128, (n, k)).astype(np.int8).T
+        c = np.full((m, n), 7, np.int32)
+        run(target, a, b, c, seed=m % 100, **tiles, **options)
+        assert (c == a.astype(np.int64) @ b.astype(np.int64)).all()
+        return
+    a, b, c = arrays(m, n, k, TYPES[name])
+    run(target, a, b, c, seed=m % 100, **tiles, **options)
+    check(c, a, b, name)

@@ -10,6 +10,9 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ..arch import arch_of
+from .rates import GPUS, Rates
+
 Params = Mapping[str, Any]
 
 # Tile -> share of the tensor cores' rate in a long main loop, and cycles of a task's start and
@@ -112,3 +115,42 @@ def _nearest(tile_m: int, tile_n: int) -> tuple[int, int]:
     if (tile_m, tile_n) in TILES:
         return tile_m, tile_n
     return min(TILES, key=lambda t: abs(math.log2(t[0] / tile_m)) + abs(math.log2(t[1] / tile_n)))
+
+
+def standing_for(target: str) -> Rates:
+    """Rates of a target's GPU; of one without, those of the first with its features.
+
+    To choose takes what rates are to each other, which differs little within a family.
+    """
+    arch = arch_of(target)
+    near = (name for name in GPUS if arch_of(name).features == arch.features)
+    return GPUS[target if target in GPUS else next(near)][1]
+
+
+def tensor_cycles(
+    params: Mapping[str, Any], m: int, n: int, depth: int, planes: int, sms: int, *, target: str
+) -> float:
+    """Cycles of a GEMM whose sums are in tensor memory, by turns of its tasks.
+
+    A step takes what its products take, or its loads; a task what its steps do, and the first
+    loads, its start and its sums, of which the last overlaps the next task's steps.
+
+    Args:
+        params: tile_m and tile_n of a CTA, pairs (none if missing).
+        m, n: rows and columns of a product.
+        depth: K in units of 2 bytes.
+        planes: products of a batch.
+        sms: of the device.
+        target: whose rates are taken.
+    """
+    rates, ctas = standing_for(target), 2 if params.get("pairs") else 1
+    rows, cols = params["tile_m"], params["tile_n"]
+    tasks = math.ceil(m / (rows * ctas)) * math.ceil(n / cols) * planes
+    turns, steps = math.ceil(tasks / max(sms // ctas, 1)), math.ceil(depth / STEP)
+    operands = (rows + cols / ctas) * 2 * STEP  # bytes of a step
+    products = 2 * max(rows, 128) * cols * STEP / rates.mma_flops_cycle  # M = 64 gains nothing
+    loads = operands * rates.clock_hz / rates.load_bytes_second
+    step = max(products, loads, operands / rates.shared_bytes_cycle)
+    start = rates.task_cycles + rates.load_latency_cycles
+    sums = rows * cols * 4 / rates.tensor_read_bytes_cycle
+    return turns * (steps * step + start) + sums
