@@ -261,6 +261,15 @@ def test_emit_writes_one_source_for_each_target(target):
     assert "UTCHMMA" in call("emit", "matmul", "--stage", "sass", "--target", target)
 
 
+@pytest.mark.parametrize(
+    ("name", "machine"), [("matmul_mxfp8", "UTCQMMA"), ("matmul_fp4", "UTCOMMA")]
+)
+def test_emit_writes_products_with_scales(name, machine):
+    file = Path(tc.__file__).parent / "kernels" / "gemm_scaled.py"
+    text = call("emit", f"{file}:{name}", "--stage", "sass", "--target", "sm_103a")
+    assert machine in text and "UTCCP" in text
+
+
 def test_emit_rejects_unknown_stages_targets_and_parameters():
     assert "'ir', 'ptx', 'sass'" in call("emit", "matmul", "--stage", "cuda", code=2)
     assert "sm_90a" in call("emit", "matmul", "--target", "sm_80", code=2)

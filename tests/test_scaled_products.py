@@ -114,6 +114,19 @@ def test_k_of_half_a_unit_of_16_bytes():
     check(tc.matmul_nvfp4(*args, target="sm_100a"), x, y)
 
 
+@pytest.mark.parametrize("target", [None, "sm_100a"])
+@pytest.mark.parametrize("size", [(0, 16, 64), (16, 0, 64), (16, 16, 0)], ids=str)
+def test_empty_products(size: tuple[int, int, int], target: Any):
+    m, n, k = size
+    x, w = np.ones((m, k), np.float32), np.ones((n, k), np.float32)
+    (xq, xs), (wq, ws) = formats.quantize_mx(x), formats.quantize_mx(w)
+    y = tc.matmul_mxfp8(xq, wq.T, xs, ws.T, target=target)
+    assert y.shape == (m, n) and (y == 0).all()
+    (xq, xs, _), (wq, ws, _) = formats.quantize_nvfp4(x), formats.quantize_nvfp4(w)
+    y = tc.matmul_nvfp4(xq, wq.T, xs, ws.T, target=target)
+    assert y.shape == (m, n) and (y == 0).all()
+
+
 def test_quantised_matrices_multiply():
     rng = np.random.default_rng(4)
     x, w = (rng.standard_normal((n, 256)).astype(np.float32) for n in (100, 150))

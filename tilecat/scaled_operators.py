@@ -161,9 +161,10 @@ def _product(
 ) -> Any:  # fmt: skip
     form, arch = FORMATS[name], arch_of(target or DEFAULT_TARGET)
     sides = _sides(form, operands, scales)
-    if "tcgen05" in arch.features:
+    scaled = "tcgen05" in arch.features
+    if scaled and sides[0].blocks:  # without any K there is nothing to scale, nor to load
         return _scaled(form, arch.target, sides, out, options, params)
-    if params:
+    if params and not scaled:
         raise LayoutError(
             f"matmul_{name}: parameters are those of a kernel that multiplies with scales, which "
             f"{arch.target} does not do, got {', '.join(params)}",
