@@ -14,19 +14,19 @@ from tilecat import attention_backward_call, bf16, f16
 @pytest.fixture(autouse=True)
 def poisoned(monkeypatch):
     """What the call allocates is NaN until it is written."""
-    allocator = attention_backward_call.allocator
+    allocate = attention_backward_call.allocator
 
-    def poisoning(*args):
-        allocate = allocator(*args)
+    def allocator(*args):
+        make = allocate(*args)
 
-        def empty():
-            made = allocate()
-            made.fill(np.nan)
+        def poisoned():
+            made = make()
+            made.fill(np.nan if made.dtype.kind != "i" else -1)
             return made
 
-        return empty
+        return poisoned
 
-    monkeypatch.setattr(attention_backward_call, "allocator", poisoning)
+    monkeypatch.setattr(attention_backward_call, "allocator", allocator)
 
 
 def check(size, dim, dtype=bf16, seed=0, scale=None, dim_v=None, seen=None, score=None, **options):
@@ -151,3 +151,93 @@ def test_large_scores_of_a_ragged_block_stay_finite():
     found = tc.attention_backward(q, q, k, k, out, lse)
     for got, wanted in zip(found, (exact.dq, exact.dk, exact.dv), strict=True):
         assert_close(got, wanted, bf16.numpy)
+
+
+# ---- packed batches, fixed orders
+
+
+def packed(lengths, key_lengths, dim, causal, seed=0, **options):
+    """Gradients of a packed batch, and those of its sequences one by one."""
+    rng, heads, groups = np.random.default_rng(seed), 2, 1
+    starts = [np.concatenate([[0], np.cumsum(x)]).astype(np.int32) for x in (lengths, key_lengths)]
+
+    def normal(*shape):
+        return rng.standard_normal(shape).astype(bf16.numpy)
+
+    q, dout = (normal(starts[0][-1], heads, dim) for _ in range(2))
+    k, v = (normal(starts[1][-1], groups, dim) for _ in range(2))
+    out, lse = np.zeros_like(q), np.zeros((heads, len(q)), np.float32)
+    exact = []
+    for i, (length, keys) in enumerate(zip(lengths, key_lengths, strict=True)):
+        rows, cols = (slice(x[i], x[i + 1]) for x in starts)
+        seen = np.arange(keys) <= np.arange(length)[:, None] + keys - length if causal else None
+        one = gradients(*(x.swapaxes(0, 1)[None] for x in (q[rows], k[cols], v[cols], dout[rows])),
+                        seen=seen)  # fmt: skip
+        exact.append((rows, cols, one))
+        out[rows], lse[:, rows] = one.out[0].swapaxes(0, 1), one.lse[0]
+    found = tc.attention_backward(
+        dout, q, k, v, out, lse, cu_seqlens_q=starts[0], cu_seqlens_k=starts[1],
+        causal="bottom-right" if causal else False, **options,
+    )  # fmt: skip
+    return found, exact
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dim", [64, 128])
+def test_gradients_of_packed_batches(dim, causal):
+    (dq, dk, dv), exact = packed([100, 3, 0, 64, 200], [130, 70, 9, 64, 129], dim, causal)
+    for rows, cols, one in exact:
+        for got, wanted in ((dq[rows], one.dq), (dk[cols], one.dk), (dv[cols], one.dv)):
+            assert_close(got.swapaxes(0, 1)[None], wanted, bf16.numpy)
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True}], ids=str)
+def test_deterministic_gradients_are_right(options):
+    size = (1, 2, 1, 200, 300)
+    i, j = positions(size)
+    check(size, 64, seen=(j <= i) if options else None, deterministic=True, **options)
+
+
+def test_deterministic_gradients_of_packed_batches():
+    first, _ = packed([100, 70], [130, 200], 64, True, deterministic=True)
+    second, _ = packed([100, 70], [130, 200], 64, True, deterministic=True)
+    assert all((one == two).all() for one, two in zip(first, second, strict=True))
+
+
+# ---- bad input
+
+
+def arrays(dtype=bf16, **shapes):
+    sizes = {"dout": (1, 2, 8, 64), "q": (1, 2, 8, 64), "k": (1, 1, 9, 64), "v": (1, 1, 9, 64),
+             "out": (1, 2, 8, 64), "lse": (1, 2, 8), **shapes}  # fmt: skip
+    return {
+        name: np.zeros(size, np.float32 if name == "lse" else dtype.numpy)
+        for name, size in sizes.items()
+    }
+
+
+@pytest.mark.parametrize(("shapes", "message"), [
+    ({"q": (2, 8, 64)}, "attention_backward: q has 4 axes, got the shape (2, 8, 64)"),
+    ({"lse": (1, 2, 9)}, "attention_backward: lse has the shape (1, 2, 8) beside q (1, 2, 8, 64) "
+                         "and v (1, 1, 9, 64), got (1, 2, 9)"),
+    ({"k": (1, 1, 9, 32)}, "attention_backward: k has the shape (1, 1, 9, 64) beside q "
+                           "(1, 2, 8, 64) and v (1, 1, 9, 64), got (1, 1, 9, 32)"),
+    ({"q": (1, 3, 8, 64), "k": (1, 2, 9, 64), "v": (1, 2, 9, 64), "out": (1, 3, 8, 64),
+      "dout": (1, 3, 8, 64), "lse": (1, 3, 8)},
+     "attention_backward: the heads of k and v divide those of q, got 3 and 2"),
+], ids=["axes", "lse", "k", "heads"])  # fmt: skip
+def test_shapes_that_do_not_fit(shapes, message):
+    error = pytest.raises(tc.LayoutError, tc.attention_backward, **arrays(**shapes)).value
+    assert error.message == message
+
+
+def test_dtypes_that_are_not_multiplied():
+    given = arrays()
+    given["v"] = given["v"].astype(np.float16)
+    error = pytest.raises(tc.DTypeError, tc.attention_backward, **given).value
+    assert error.message.startswith("attention_backward: arrays have one dtype, bf16 or f16, and")
+
+
+def test_a_scale_is_positive():
+    error = pytest.raises(tc.LayoutError, tc.attention_backward, **arrays(), scale=0.0).value
+    assert "scale of the scores is positive" in error.message

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from .attention_backward_ready import Launch, again, remember
+from .attention_call import SCALE_HINT, heads_first
 from .attention_options import Options, check_positive
 from .errors import DTypeError, LayoutError, ResourceError
 from .kernels.attention_backward import attention_backward as kernel
@@ -12,10 +14,11 @@ from .kernels.attention_rows import ROWS, attention_delta, attention_dq
 from .runtime.arrays import ArrayView, allocator, view
 
 HALVES = ("bf16", "f16")
+NAMES = ("dout", "q", "k", "v", "out", "lse")
 # By columns of tiles: parameters of the kernel.
-CONFIGS = {
-    64: {"tile_q": 64, "consumers": 2, "stages": 2},
-    128: {"tile_q": 64, "consumers": 2, "stages": 2},
+CONFIGS: dict[int, dict[str, Any]] = {
+    64: {"consumers": 2, "stages": 2, "held": ("keys", "ds")},
+    128: {"consumers": 2, "stages": 2},
 }
 TILE_DIMS = tuple(CONFIGS)
 
@@ -26,7 +29,7 @@ def attention_backward(
     softcap: float | None = None, bias: Any = None, mask_mod: Any = None, score_mod: Any = None,
     cu_seqlens_q: Any = None, cu_seqlens_k: Any = None, sinks: Any = None,
     deterministic: bool = False,
-) -> tuple[Any, ...]:  # fmt: skip
+) -> tuple[Any, Any, Any]:  # fmt: skip
     """Gradients dq, dk, dv of `tc.attention(q, k, v, ...)`, given dout of its output.
 
     Args:
@@ -39,8 +42,9 @@ def attention_backward(
         causal, window, scale, softcap, bias, mask_mod, score_mod, sinks: as in the forward. Bias
             and arguments of functions have no gradients here, sinks neither: they are in lse.
             A score_mod is differentiated (`tc.derivative`).
-        cu_seqlens_q, cu_seqlens_k: not supported yet.
-        deterministic: sums in a fixed order. Not supported yet.
+        cu_seqlens_q, cu_seqlens_k: as in the forward, with q of total x H x D, and so on.
+        deterministic: dq is added in the order of the keys, and comes out the same each time. Edges
+            save no time then. (dk and dv always do.)
 
     Returns:
         dq, dk, dv, of the dtype and shapes of q, k, v. CUDA arrays run on the GPU on the current
@@ -53,52 +57,71 @@ def attention_backward(
 
     Example: `dq, dk, dv = tc.attention_backward(dy, q, k, v, y, lse)`
     """
-    for name, value in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
-        if value is not None:
-            raise LayoutError(f"attention_backward: {name} is not supported yet")
-    if deterministic:
-        raise LayoutError("attention_backward: deterministic sums are not supported yet")
-    options = Options(causal, window, scale, softcap, bias, mask_mod, score_mod, None, None)
+    starts = None if cu_seqlens_q is cu_seqlens_k is None else (cu_seqlens_q, cu_seqlens_k)
+    options = Options(causal, window, scale, softcap, bias, mask_mod, score_mod, None, starts)
     given = (dout, q, k, v, out, lse)
     key = options.key(*given)
-    return again(key, given) or _run(key, given, options)
+    key = None if key is None else (bool(deterministic), *key)
+    return again(key, given) or _run(key, given, options, bool(deterministic))
 
 
-def _run(key: Any, given: tuple[Any, ...], options: Options) -> tuple[Any, ...]:
-    """Checks, chooses, allocates and launches; see `attention_backward`."""
-    dout, q, k, v, out, lse = given
-    batch, heads, queries, keys = _check(dout, q, k, v, out, lse)
-    query, value = view(q), view(v)
-    makers = tuple(allocator(x, tuple(view(x).shape), query.dtype) for x in (q, k, v))
-    made = tuple(make() for make in makers)
-    if 0 in (batch, heads, queries, keys):
+def _run(
+    key: Any, given: tuple[Any, ...], options: Options, ordered: bool
+) -> tuple[Any, ...]:
+    """Checks, chooses, allocates and launches; gradients and workspace."""
+    whole = given
+    if options.starts is not None:
+        *tensors, sums = given
+        whole = (*(heads_first(n, x) for n, x in zip(NAMES, tensors, strict=False)), sums[None])
+    dout, q, k, v, out, lse = whole
+    shape = batch, heads, queries, keys = _check(whole)
+    starts = options.sequences(queries, keys)
+    dtype, dims = view(q).dtype, (view(q).shape[3], view(v).shape[3])
+    scale = dims[0] ** -0.5 if options.scale is None else options.scale
+    check_positive("scale", scale, SCALE_HINT)
+    edges, args = options.edges()
+    mods, more = options.mods(shape)
+    makers = tuple(allocator(x, tuple(view(x).shape), dtype) for x in given[1:4])
+    if 0 in shape:
+        made = tuple(make() for make in makers)
         for array in made:
             array[...] = 0
         return made
-    dims = {"dim": tile_dim(query.shape[3]), "dim_v": tile_dim(value.shape[3])}
-    edges, args = options.edges()
-    mods, more = options.mods((batch, heads, queries, keys))
-    config = CONFIGS[dims["dim"]]
-    order = "longest" if edges.left or edges.right else "sequence"
-    rows = -(-queries // config["tile_q"]) * config["tile_q"]
-    shapes = (batch, heads, rows), (batch, heads, rows), (batch, heads, rows * dims["dim"])
-    makers += tuple(allocator(q, shape, "f32") for shape in shapes)
-    *stats, sums = extra = tuple(make() for make in makers[3:])
-    scale = query.shape[3] ** -0.5 if options.scale is None else options.scale
-    check_positive("scale", scale, "for a negative scale, negate q; for zero, the mean of v")
-    cut = 1 if config["tile_q"] == ROWS * config["consumers"] else config["consumers"]
-    main = {**dims, **config, "order": order, "edges": edges, "mods": mods}
-    inputs, rest = (q, k, v, dout, *stats, sums, *made[1:]), (float(scale), *args, *more)
+    wide = {"dim": tile_dim(dims[0]), "dim_v": tile_dim(dims[1])}
+    config = CONFIGS[max(wide.values())]
+    consumers, sequences = config["consumers"], view(starts[0]).shape[0] - 1 if starts else 1
+    blocks = queries // ROWS + sequences  # as `blocks_of` counts them
+    sizes = (blocks * ROWS, blocks * ROWS, blocks * ROWS * wide["dim"])
+    makers += tuple(allocator(q, (batch, heads, size), "f32") for size in sizes)
+    if ordered:
+        makers += (_zeroed(allocator(q, (batch, heads, blocks * consumers), "s32")),)
+    made = tuple(make() for make in makers)
+    gradients = tuple(heads_first("q", x) if starts else x for x in made[:3])
+    lse2, delta, sums, *turns = made[3:]
+    main = {"order": "longest" if edges.left or edges.right else "sequence", "edges": edges,
+            "mods": mods, "packed": bool(starts), "ordered": ordered}  # fmt: skip
+    main_args = (float(scale), *starts, *turns, *args, *more)
     launches = (
-        Launch(attention_delta, (out, dout, lse, *stats, sums), (), dims),
-        Launch(kernel, inputs, rest, main),
-        Launch(attention_dq, (sums, made[0]), rest[:1], {"dim": dims["dim"], "cut": cut}),
-    )
+        Launch(attention_delta, (out, dout, lse, lse2, delta, sums), starts[:1], wide),
+        Launch(kernel, (q, k, v, dout, lse2, delta, sums, *gradients[1:]), main_args,
+               {**main, **wide, **config}),
+        Launch(attention_dq, (sums, gradients[0]), (float(scale), *starts[:1]),
+               {"dim": wide["dim"], "cut": consumers}),
+    )  # fmt: skip
     for launch in launches:
         launch.run()
     if key is not None:
-        remember(key, given, makers, made + extra, launches)
-    return made
+        remember(key, whole, makers, (*gradients, *made[3:]), launches)
+    return made[:3]
+
+
+def _zeroed(make: Callable[[], Any]) -> Callable[[], Any]:
+    def zeros() -> Any:
+        made = make()
+        made[...] = 0
+        return made
+
+    return zeros
 
 
 def tile_dim(dim: int) -> int:
@@ -116,7 +139,7 @@ def tile_dim(dim: int) -> int:
     return found
 
 
-def _check(dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any) -> tuple[int, int, int, int]:
+def _check(given: tuple[Any, ...]) -> tuple[int, int, int, int]:
     """B, H, Lq and Lk.
 
     Raises:
@@ -124,8 +147,7 @@ def _check(dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any) -> tuple[int, 
         DTypeError: dtypes that are not multiplied.
         ResourceError: arrays on several devices.
     """
-    arrays = {name: view(x) for name, x in
-              (("dout", dout), ("q", q), ("k", k), ("v", v), ("out", out), ("lse", lse))}
+    arrays = {name: view(x) for name, x in zip(NAMES, given, strict=True)}
     query, key, value = arrays["q"], arrays["k"], arrays["v"]
     for name, array in arrays.items():
         axes = 3 if name == "lse" else 4

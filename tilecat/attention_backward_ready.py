@@ -25,7 +25,7 @@ class Launch:
     Args:
         kernel: what was called.
         tensors: its first arguments: tensors that the call was given, or made.
-        rest: its further arguments: numbers, and tensors of its options.
+        rest: its further arguments: numbers, tensors of its options, and of the call too.
         params: compile-time parameters.
     """
 
@@ -114,7 +114,8 @@ def remember(
         if movable is None:
             return
         places = [(number[id(x)], 0) for x in launch.tensors]
-        places += [(-1, x.data_ptr() if hasattr(x, "data_ptr") else 0) for x in launch.rest]
+        places += [(number.get(id(x), -1), x.data_ptr() if hasattr(x, "data_ptr") else 0)
+                   for x in launch.rest]  # fmt: skip
         found.append((movable, places))
     if len(_calls) >= MAX_CALLS:
         _calls.clear()

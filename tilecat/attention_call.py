@@ -94,7 +94,7 @@ def _run(
     """Checks, chooses, launches; output and log-sum-exp."""
     given = q
     if options.starts is not None:
-        q, k, v = (_heads_first(name, x) for name, x in (("q", q), ("k", k), ("v", v)))
+        q, k, v = (heads_first(name, x) for name, x in (("q", q), ("k", k), ("v", v)))
     query, keys, value = view(q), view(k), view(v)
     batch, heads, queries, length = shape = _check_shapes(query, keys, value)
     starts, factors = options.sequences(queries, length), options.scales(shape, keys.shape[1])
@@ -108,7 +108,7 @@ def _run(
     makers, (out, lse) = _results(
         given, (batch, heads, queries, columns), dtype, out, lse, bool(starts)
     )
-    whole = (_heads_first("out", out), lse[None]) if starts else (out, lse)
+    whole = (heads_first("out", out), lse[None]) if starts else (out, lse)
     if length == 0 or columns == 0:
         whole[0][...] = 0
         whole[1][...] = -math.inf if options.sinks is None else options.sinks[None, :, None]
@@ -151,7 +151,7 @@ def keys_last(v: Any, array: ArrayView) -> tuple[Any, bool]:
     return turned, True
 
 
-def _heads_first(name: str, x: Any) -> Any:
+def heads_first(name: str, x: Any) -> Any:
     """A packed batch, rows x heads x dim, as 1 x heads x rows x dim: a view.
 
     Raises:

@@ -1,8 +1,12 @@
-"""What attention's gradients do for each query, before and after `attention_backward`."""
+"""What attention's gradients do for each query, before and after `attention_backward`.
+
+Both kernels move memory: a producer loads blocks of 64 queries ahead, consumers take one each.
+"""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import tilecat as tc
 from tilecat import DTypeVar, bf16, f16, f32, gl, inout, rt, rv, st, sv
@@ -11,62 +15,108 @@ from .attention_scores import LOG2_E
 
 T = DTypeVar("T", bf16, f16)
 ROWS = 64  # queries of a block
-COLS = 32  # of O and dO that are multiplied at a time
+ZEROS = 2048  # elements that one bulk copy sets to 0
+
+
+def blocks_of(Q, count, starts=()):
+    """Tasks of `count` blocks of queries: batch, head, and of the first its number and its row.
+
+    Args:
+        Q: [B, H, Lq, D].
+        count: blocks a task.
+        starts: where sequences of a packed batch begin, s32 [sequences + 1]; or empty. Sequence i
+            has the blocks from starts[i] // 64 + i on.
+    """
+    if starts:
+        tasks = tc.batched(tc.ragged(starts[0], Q.size(2), chunk=ROWS * count), Q.size(1))
+    else:
+        tasks = tc.sequence_first(tc.cdiv(Q.size(2), ROWS * count), Q.size(1), Q.size(0))
+
+    def locate(t):
+        at = dict(tasks.locate(t))
+        if not starts:
+            block = at["tile"] * count
+            return (("batch", at["batch"]), ("head", at["head"]), ("block", block),
+                    ("row", block * ROWS), ("end", Q.size(2)))  # fmt: skip
+        row = at["first"] + at["chunk"] * (count * ROWS)
+        block = at["first"] // ROWS + at["sequence"] + at["chunk"] * count
+        return (("batch", 0), ("head", at["batch"][0]), ("block", block), ("row", row),
+                ("end", at["last"]))  # fmt: skip
+
+    return replace(tasks, locate=locate)
 
 
 @tc.kernel
 def attention_delta(O: gl[T, "B", "H", "Lq", "Dv"], dO: gl[T, "B", "H", "Lq", "Dv"],
                     LSE: gl[f32, "B", "H", "Lq"], LSE2: gl[f32, "B", "H", "rows"],
                     Delta: gl[f32, "B", "H", "rows"], Sums: inout[f32, "B", "H", "elems"],
-                    *, dim, dim_v, warpgroups=4):  # fmt: skip
+                    *starts, dim, dim_v, consumers=2, stages=3):  # fmt: skip
     """LSE2 = log2(e) LSE and Delta = rowsum(dO O); zeros in Sums. `rows` is a multiple of 64.
 
     Rows beyond Lq, and rows without a key (LSE = -inf), get +inf and 0: their P is 0.
     """
-    heads, blocks = O.size(1), Delta.size(2) // ROWS
-    with tc.warpgroup(warpgroups) as number:
-        zeros = tc.shared(sv[f32, ROWS * dim])
-        for i in range(dim // 16):
-            tc.store(zeros.part(i, dim // 16), tc.zeros(rv[f32, 1024, "plain"]))
-        tc.cta_sync()
-        first, step = tc.cta_id() * warpgroups + number, tc.num_ctas() * warpgroups
-        for task in tc.range(first, O.size(0) * heads * blocks, step):
-            plane = task // blocks
-            block, batch = task - plane * blocks, plane // heads
-            head = plane - batch * heads
-            tc.store_bulk(Sums.at(batch, head, block * (ROWS * dim)), zeros)
-            delta = tc.zeros(rv[f32, ROWS, "row", "partial"])
-            for part in range(dim_v // COLS):
-                o, do = (tc.load(x[batch, head, block, part], rt[O.dtype, ROWS, COLS])
-                         for x in (O, dO))  # fmt: skip
-                delta += tc.row_sum(tc.cast(o, f32) * tc.cast(do, f32), partial=True)
-            lse = tc.load(LSE[batch, head, block], rv[f32, ROWS], fill=-math.inf)
-            dead = lse == -math.inf
-            tc.store(LSE2[batch, head, block], tc.select(dead, math.inf, lse * LOG2_E))
-            tc.store(Delta[batch, head, block], tc.select(dead, 0.0, tc.total(delta)))
-        tc.store_wait(read=False)
+    tasks = blocks_of(O, consumers, starts)
+    pipe = tc.lcf(consumers=consumers, stages=stages, tasks=tasks, steps=1)
+    o, do = (pipe.input(st[O.dtype, ROWS, dim_v], count=consumers) for _ in range(2))
+    zeros, fresh = tc.shared(sv[f32, ZEROS], consumers), tc.var(1)
+    lse = tc.empty(rv[f32, ROWS])
+
+    @pipe.load
+    def _(task, _step):
+        for i in range(consumers):
+            place = task.batch, task.head, task.row + i * ROWS, 0
+            tc.load_async(o[i], O.at(*place))
+            tc.load_async(do[i], dO.at(*place))
+
+    @pipe.start
+    def _(task):
+        zero, first = zeros[pipe.consumer], (task.block + pipe.consumer) * (ROWS * dim)
+        with tc.when(fresh > 0):
+            tc.store(zero, tc.zeros(rv[f32, ZEROS, "plain"]))
+            tc.sync()
+        fresh.set(0)
+        row = task.row + pipe.consumer * ROWS
+        with tc.when(row < task.end):
+            for i in range(ROWS * dim // ZEROS):
+                tc.store_bulk(Sums.at(task.batch, task.head, first + i * ZEROS), zero)
+        place = (LSE[:, :, : task.end] if starts else LSE).at(task.batch, task.head, row)
+        tc.copy(lse, tc.load(place, rv[f32, ROWS], fill=-math.inf))
+
+    @pipe.compute
+    def _(task, _step):
+        x, y = (tc.cast(tc.load(tile[pipe.consumer]), f32) for tile in (o, do))
+        delta, dead = tc.row_sum(x * y), lse == -math.inf
+        with tc.when(task.row + pipe.consumer * ROWS < task.end):
+            place = task.batch, task.head, task.block + pipe.consumer
+            tc.store(LSE2[*place], tc.select(dead, math.inf, lse * LOG2_E))
+            tc.store(Delta[*place], tc.select(dead, 0.0, delta))
+        tc.store_wait()
 
 
 @tc.kernel
 def attention_dq(Sums: gl[f32, "B", "H", "elems"], dQ: gl[T, "B", "H", "Lq", "D"], scale: f32,
-                 *, dim, cut=2, warpgroups=4):  # fmt: skip
+                 *starts, dim, cut=2, stages=5):  # fmt: skip
     """The gradient of Q, scale Sums: in register order, `cut` parts of a block's columns."""
-    heads, blocks, width = dQ.size(1), tc.cdiv(dQ.size(2), ROWS), dim // cut
+    width, consumers = dim // cut, 2
     kind = rv[f32, ROWS * width, "plain"]
-    with tc.warpgroup(warpgroups) as number:
-        room = tc.shared(st[dQ.dtype, ROWS, width], warpgroups)
-        first, step = tc.cta_id() * warpgroups + number, tc.num_ctas() * warpgroups
-        for task in tc.range(first, dQ.size(0) * heads * blocks * cut, step):
-            place, part = task // cut, task % cut
-            plane = place // blocks
-            block, batch = place - plane * blocks, plane // heads
-            head = plane - batch * heads
-            sums = tc.load(Sums.at(batch, head, (block * cut + part) * kind.length), kind)
-            tc.store_wait()
-            tc.sync()
-            dq = tc.from_register_order(sums, rt[f32, ROWS, width]) * scale
-            tc.store(room[number], tc.cast(dq, dQ.dtype))
-            tc.sync()
-            move = tc.store_async if dQ.tma_stores else tc.copy
-            move(dQ[batch, head, block, part], room[number])
-        tc.store_wait()
+    tasks = blocks_of(dQ, consumers // cut, starts)
+    pipe = tc.lcf(consumers=consumers, stages=stages, tasks=tasks, steps=1)
+    sums = pipe.input(sv[f32, kind.length], count=consumers)
+    out, dq = pipe.output(st[dQ.dtype, ROWS, width]), tc.empty(rt[f32, ROWS, width])
+
+    @pipe.load
+    def _(task, _step):
+        for i in range(consumers):
+            place = (task.block * cut + i) * kind.length
+            tc.load_async(sums[i], Sums.at(task.batch, task.head, place))
+
+    @pipe.compute
+    def _(_task, _step):
+        found = tc.load(sums[pipe.consumer], kind)
+        tc.copy(dq, tc.from_register_order(found, rt[f32, ROWS, width]))
+
+    @pipe.finish
+    def _(task):
+        to = dQ[:, :, : task.end, :] if starts else dQ
+        row, part = task.row + pipe.consumer // cut * ROWS, pipe.consumer % cut
+        out.store(to.at(task.batch, task.head, row, part * width), dq * scale)

@@ -178,7 +178,7 @@ def tasks_of(
 def packed(starts: Any, key_starts: Any, total: Any, heads: Any, tall: int) -> tc.Schedule:
     """Tasks of a packed batch: of a head the tiles of each sequence, then the next head.
 
-    Coordinates: tile, head, batch (0), and of the sequence queries, keys, first_query, first_key.
+    Coordinates: tile, head, batch (0), sequence, and of that queries, keys, first_query, first_key.
 
     Args:
         starts, key_starts: where sequences of queries and of keys begin, s32, one more than there
@@ -194,6 +194,7 @@ def packed(starts: Any, key_starts: Any, total: Any, heads: Any, tall: int) -> t
         first, last = (tc.load(key_starts[task.sequence + i], tc.s32) for i in range(2))
         return (
             ("tile", task.chunk), ("head", task.batch[0]), ("batch", 0),
+            ("sequence", task.sequence),
             ("queries", task.last - task.first), ("first_query", task.first),
             ("keys", last - first), ("first_key", first),
         )  # fmt: skip
