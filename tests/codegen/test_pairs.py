@@ -57,6 +57,16 @@ def test_tiles_of_pairs_assemble_without_spills(params: dict[str, Any]):
     assert made.resources.spill_bytes == 0
 
 
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("params", [{}, {"cluster": 2}], ids=str)
+def test_launch_control_assembles_without_spills(target: str, params: dict[str, Any]):
+    made = compiled(target, persistent="launch-control", **params)
+    assert made.resources.spill_bytes == 0
+    assert made.ptx.count("clusterlaunchcontrol.try_cancel") == 1
+    assert made.ptx.count("multicast::cluster::all") == len(params)
+    assert made.ptx.count("query_cancel.is_canceled") == 3  # producer, issuing warp, consumers
+
+
 def test_each_cta_has_half_of_b_and_one_of_them_issues():
     text = matmul.compile(target="sm_107a", **PAIR).ptx
     assert "kind::f16 bf16 x bf16 -> f32, M=256 N=256" in text

@@ -43,9 +43,10 @@ def test_product_of_each_type_is_right(target: str, name: str, params: dict[str,
     check(c, a, b, name)
 
 
-def test_ctas_that_run_take_over_tasks():
+@pytest.mark.parametrize("target", TARGETS[1:])
+def test_ctas_that_run_take_over_tasks(target: str):
     a, b, c = arrays(1100, 72, 64, TYPES["bf16"])
-    result = run("sm_107a", a, b, c, tile_n=32)
+    result = run(target, a, b, c, tile_n=32)
     assert result.stats["clusterlaunchcontrol"] > 0
     check(c, a, b)
 
