@@ -9,6 +9,7 @@ import pytest
 import reference
 
 import tilecat as tc
+from tilecat import attention_call
 from tilecat.errors import DTypeError, LayoutError
 from tilecat.kernels.attention_forward import attention_forward as kernel
 
@@ -153,6 +154,22 @@ def test_sinks_take_part_without_a_value(causal):
     shrunk = plain.value * np.exp(plain_lse.value - wanted)[..., None]
     np.testing.assert_allclose(out.astype(float), shrunk, rtol=2**-7, atol=2**-7)
     assert causal is False or not out[:, :, 0].astype(float).any()
+
+
+@pytest.mark.parametrize("queries, causal", [(1, "bottom-right"), (1, False), (7, False)])
+def test_few_queries_of_heads_that_share_keys_are_rows_of_one(queries, causal, monkeypatch):
+    shapes = []
+    choose = attention_call.choose
+    monkeypatch.setattr(
+        attention_call, "choose", lambda p, *more: (shapes.append((p.heads, p.queries)),
+                                                    choose(p, *more))[1])  # fmt: skip
+    q, k, v = operands(2, 6, 2, queries, 150, 64)
+    check_edges(q, k, v, causal)
+    assert shapes == [(4, 3 * queries)]
+    spread = np.zeros((2, queries, 6, 64), BF16)  # heads behind queries: rows lie apart
+    spread[...] = q.swapaxes(1, 2)
+    check_edges(spread.swapaxes(1, 2), k, v, causal)
+    assert shapes[1] == ((4, 3) if queries == 1 else (12, 7))
 
 
 def test_equal_lambdas_compile_once():

@@ -124,7 +124,7 @@ def test_attention_without_keys_checks_shapes(k, v, message):
 
 def test_attention_without_keys_checks_dtypes():
     none = np.empty((1, 1, 0, 64), np.float32)
-    with pytest.raises(DTypeError, match="one dtype, bf16 or f16, got q of f32"):
+    with pytest.raises(DTypeError, match="one dtype, bf16, f16 or e4m3, got q of f32"):
         tc.attention(Q.astype(np.float32), none, none)
 
 

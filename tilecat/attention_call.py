@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from .attention_choice import NARROWEST, TILE_DIMS, Problem, choose
@@ -10,12 +11,14 @@ from .attention_options import HALVES, Options, check_array, check_positive
 from .attention_ready import again, remember
 from .errors import DTypeError, LayoutError, ResourceError
 from .kernels.attention_forward import attention_forward as kernel
+from .kernels.attention_scores import Mods
 from .operators import num_sms
 from .runtime.arrays import ArrayView, allocator, empty, view
 
 SCALE_HINT = "for a negative scale, negate q; for zero, every output is the mean of v"
 
 EIGHT = "e4m3"
+SHORT = 64  # queries: a consumer's tile has room for those of several heads
 ROW_BYTES = 16  # that TMA aligns
 
 _eased: dict[Any, int] = {}  # edges and mods whose widest blocks of keys need too many registers
@@ -113,11 +116,17 @@ def _run(
         whole[0][...] = 0
         whole[1][...] = -math.inf if options.sinks is None else options.sinks[None, :, None]
         return out, lse
+    if queries == 1 and edges.right and edges.from_end:  # its own key is the last
+        edges, args = replace(edges, right=False), args[: edges.left]
+    if not (starts or factors or edges.left or edges.right) and mods == Mods():
+        q, *results = _heads_as_rows(q, *whole, keys.shape[1])
+        whole = (results[0], results[1])
+    _, heads, queries, _ = view(q).shape
     sequences = max(view(starts[0]).shape[0] - 1, 1) if starts else 1
     limits = iter(args)
     problem = Problem(
         query.shape[3], columns, -(-queries // sequences), -(-length // sequences),
-        batch * heads * sequences, heads // keys.shape[1],
+        batch * heads * sequences, heads // max(keys.shape[1], 1),
         next(limits) if edges.left else None, next(limits) if edges.right else None,
         length - queries if edges.from_end else 0, num_sms(query.device), bool(starts),
         8 if eight else 16,
@@ -137,6 +146,21 @@ def _run(
     if key is not None and not copied:
         remember(key, kernel.movable(*arguments, **fixed, **params), makers, arguments)
     return out, lse
+
+
+def _heads_as_rows(q: Any, out: Any, lse: Any, groups: int) -> tuple[Any, Any, Any]:
+    """Short queries of heads that share keys as rows of one head, where they lie so: views.
+
+    Keys are then read once for all of them, as in decoding.
+    """
+    batch, heads, queries, _ = view(q).shape
+    strides = [view(x).strides for x in (q, out, lse)]
+    if heads == groups or queries >= SHORT or not (
+        queries == 1 or all(found[1] == queries * found[2] for found in strides)
+    ):
+        return q, out, lse
+    shape = (batch, groups, heads // groups * queries)
+    return q.reshape(*shape, -1), out.reshape(*shape, -1), lse.reshape(shape)
 
 
 def keys_last(v: Any, array: ArrayView) -> tuple[Any, bool]:
@@ -211,7 +235,7 @@ def _check_shapes(query: ArrayView, keys: ArrayView, value: ArrayView) -> tuple[
             )
         if array.dtype not in (*HALVES, EIGHT) or array.dtype != query.dtype:
             raise DTypeError(
-                f"attention: q, k and v have one dtype, {' or '.join((*HALVES, EIGHT))}, got "
+                f"attention: q, k and v have one dtype, {', '.join(HALVES)} or {EIGHT}, got "
                 + ", ".join(f"{n} of {x.dtype}" for n, x in arrays.items())
             )
         if not 1 <= array.shape[3] <= TILE_DIMS[-1]:
