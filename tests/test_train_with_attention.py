@@ -37,7 +37,7 @@ def test_curves_that_part_are_told():
 
 
 def test_a_wrong_attention_fails(monkeypatch, capsys):
-    wrong = {"tilecat": [2.0, 1.0], "sdpa": [2.0, 1.5]}
+    wrong = {"tilecat": [2.0, 1.0], "sdpa": [2.0, 1.5], "sdpa math": [2.0, 1.5]}
     monkeypatch.setattr(example, "train", lambda make, name, *_: example.Run(wrong[name], 1.0))
     assert example.main(["--tiny", "--model", "encoder"]) == 1
     assert "differ by at most 25.000 %" in capsys.readouterr().out
