@@ -124,7 +124,7 @@ def test_ready_calls_follow_their_tensors():
         out = torch.full_like(q, math.nan)
         assert tc.attention(*copies, causal=True, out=out) is out and torch.equal(out, first)
     assert len(attention_ready._calls) == 2  # with out, and without
-    assert sum(len(known.launches) for known in attention_ready._calls.values()) >= 3
+    assert all(known.launches for known in attention_ready._calls.values())
     assert not torch.equal(tc.attention(q, k, v), first)
     assert not torch.equal(tc.attention(q, k, v, causal=True, scale=0.5), first)
 

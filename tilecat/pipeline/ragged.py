@@ -45,10 +45,12 @@ def ragged(starts: GlobalTensor, total: Any, *, chunk: int = 64) -> Schedule:
         )
     if isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1:
         raise LayoutError(f"ragged: chunk is a compile-time int from 1 up, got {chunk=}")
-    sequences = binary("sub", starts.size(0), 1)
+    sequences, levels = binary("sub", starts.size(0), 1), 0
+    for level in range(MAX_LEVELS):  # here, ahead of the tasks: once
+        levels = levels + select(sequences > (1 << level), 1, 0)
 
     def locate(t: Any) -> tuple[tuple[str, Any], ...]:
-        sequence = _sequence_of(starts, sequences, t, chunk)
+        sequence = _sequence_of(starts, sequences, levels, t, chunk)
         first = named(load(starts[sequence], s32), "first")
         last = named(load(starts[sequence + 1], s32), "last")
         number = named(t - (first // chunk + sequence), "chunk")
@@ -63,11 +65,10 @@ def ragged(starts: GlobalTensor, total: Any, *, chunk: int = 64) -> Schedule:
     return Schedule(f"chunks of {chunk} rows of each sequence", count, locate)
 
 
-def _sequence_of(starts: GlobalTensor, sequences: Any, t: Any, chunk: int) -> Any:
-    """The last sequence whose first task is not beyond t."""
-    levels: Any = 0
-    for level in range(MAX_LEVELS):
-        levels = levels + select(sequences > (1 << level), 1, 0)
+def _sequence_of(
+    starts: GlobalTensor, sequences: Any, levels: Any, t: Any, chunk: int
+) -> Any:  # fmt: skip
+    """The last sequence whose first task is not beyond t; by halves, `levels` times."""
     low, high = var(0, name="low"), var(sequences, name="high")
     for _ in range_(levels):
         middle = named(cdiv(low.get() + high.get(), 2), "middle")
