@@ -62,7 +62,9 @@ def test_shapes_and_tiles_are_right(target: str, shape: tuple[int, int, int], pa
     check(c, a, b)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(n, marks=pytest.mark.full) for n in range(1, 5))]
+)
 @pytest.mark.parametrize("orders", [("b_rows",), ("a_cols",), ("a_cols", "b_rows")], ids=str)
 def test_either_axis_of_an_operand_may_be_contiguous(orders: tuple[str, ...], seed: int):
     a, b, c = arrays(296, 136, 136, TYPES["f16"], **dict.fromkeys(orders, True))
