@@ -74,10 +74,11 @@ def test_function_takes_an_argument_or_says_why_not(name: str):
     count = sum(
         p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters
     )
+    wanted = {p.name: 1 for p in parameters if p.default is p.empty and p.kind is p.KEYWORD_ONLY}
     for chosen in combinations(count):
 
         def body(k: Any, chosen: tuple[str, ...] = chosen) -> None:
-            function(*(VALUES[kind](k) for kind in chosen))
+            function(*(VALUES[kind](k) for kind in chosen), **wanted)
 
         try_it(body)
 

@@ -31,12 +31,17 @@ def derivative(f: Callable[[Any], Any], x: RegTile) -> tuple[Any, Any]:
         x: f32 registers.
 
     Raises:
-        LayoutError: f does something else with x.
+        LayoutError: f is no function, or does something else with x; x is no f32 tile.
 
     Scope: warpgroup, warp. PTX: that of f and of the rules' maps.
 
     Example: `y, slope = tc.derivative(lambda s: 30.0 * tc.tanh(s * (1 / 30)), scores)`
     """
+    if not callable(f) or not isinstance(x, RegTile):
+        raise LayoutError(
+            f"derivative: of a function at a register tile, got {f!r} and {x!r}",
+            hint="y, slope = tc.derivative(lambda s: tc.exp2(s), x)",
+        )
     ops = current().block.ops
     start = len(ops)
     y = f(x)
