@@ -95,6 +95,9 @@ def test_tables_and_shapes_are_chosen_by_name():
     few = bench.make_tasks(("gemm", "attention"), ("640x512x64", "D64 B2 N100"))
     assert [task.label for task in few] == ["640x512x64 NN", "640x512x64 NT", "D64 B2 N100",
                                           "D64 B2 N100 causal"]  # fmt: skip
+    backward = bench.make_tasks(("backward",), ("D64 B2 N100",))
+    assert [task.label for task in backward] == ["D64 B2 N100", "D64 B2 N100 causal"]
+    assert len(bench.make_tasks(("backward",))) == 20
     assert [task.table for task in bench.make_tasks(bench.ALL)[:3]] == ["host", "depth", "grid"]
     with pytest.raises(LayoutError, match="no table 'fft'"):
         bench.chosen_tables(("fft",))

@@ -18,6 +18,7 @@ NAMES = ("dout", "q", "k", "v", "out", "lse")
 # By columns of tiles: parameters of the kernel.
 CONFIGS: dict[int, dict[str, Any]] = {
     64: {"consumers": 2, "stages": 2, "held": ("keys", "ds")},
+    96: {"consumers": 2, "stages": 2},
     128: {"consumers": 2, "stages": 2},
 }
 TILE_DIMS = tuple(CONFIGS)

@@ -20,12 +20,12 @@ from rich.console import Console
 from ..errors import LayoutError
 from ..kernels import KernelSpec, Shape
 from ..testing import FLUSH_BYTES, require_gpu
-from . import attention, gemm, host, record, show
+from . import attention, attention_backward, gemm, host, record, show
 from .plot import plot
 from .roof import put_over, roof_of
 from .session import Session, Task
 
-TABLES = ("gemm", "attention", "depth", "grid", "order", "host", "configs")
+TABLES = ("gemm", "attention", "backward", "depth", "grid", "order", "host", "configs")
 ALL = ("host", "depth", "grid", "order", "gemm", "attention")  # the quick and telling ones first
 METHOD = (
     "Random normal bf16 inputs; result checked against float64 before it is timed; functions of a "
@@ -140,6 +140,9 @@ def make_tasks(tables: tuple[str, ...], shapes: tuple[str, ...] = ()) -> list[Ta
         "gemm": lambda: gemm.gemm_tasks(products if shapes else gemm.SPEC.shapes),
         "configs": lambda: gemm.config_tasks(products if shapes else gemm.SPEC.shapes),
         "attention": lambda: attention.attention_tasks(heads if shapes else attention.SPEC.shapes),
+        "backward": lambda: attention_backward.backward_tasks(
+            heads if shapes else attention.SPEC.shapes
+        ),
         "depth": gemm.depth_tasks,
         "grid": gemm.grid_tasks,
         "order": lambda: gemm.order_tasks() + attention.order_tasks(),

@@ -11,7 +11,7 @@ from .app import console, main, progress_bar
 
 HELP = f"""Measure kernels on a GPU beside PyTorch; print tables and write a JSON file.
 
-TABLES are {", ".join(bench.TABLES)}; without any, all but configs. Every result is
+TABLES are {", ".join(bench.TABLES)}; without any, all but configs and backward. Every result is
 checked before it is timed; the functions of a row are timed interleaved, with the L2 flushed.
 The file has device, clocks, versions, date, medians and spread.
 

@@ -211,8 +211,9 @@ def tasks_of(order, sight, K, group, dim, tall, starts):
 
 
 def keys_tile(dtype, dim, cut):
-    """A tile of 64 keys, whose columns are cut in whole panels."""
-    return st[dtype, ROWS, dim, "row", min(dim // cut, ROWS) * dtype.nbytes]
+    """A tile of 64 keys, whose columns are cut in whole panels, as wide as can be."""
+    panel = next(cols for cols in (64, 32, 16) if dim // cut % cols == 0)
+    return st[dtype, ROWS, dim, "row", panel * dtype.nbytes]
 
 
 def whole_blocks(sight, task, tall):
