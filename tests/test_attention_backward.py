@@ -62,8 +62,15 @@ def test_head_dims_between_those_of_tiles(dim):
     check((1, 2, 1, 70, 130), dim)
 
 
-def test_values_of_other_head_dims():
-    check((1, 2, 1, 70, 130), 128, dim_v=64)
+@pytest.mark.parametrize(("dim", "dim_v"), [(96, 96), (192, 192), (256, 256), (128, 64),
+                                            (192, 128)])  # fmt: skip
+def test_wide_heads_and_values_of_other_head_dims(dim, dim_v):
+    check((1, 2, 1, 70, 130), dim, dim_v=dim_v)
+
+
+def test_wide_heads_with_edges():
+    i, j = positions((1, 1, 1, 130, 100))
+    check((1, 1, 1, 130, 100), 192, seen=j <= i, causal=True)
 
 
 def positions(size):

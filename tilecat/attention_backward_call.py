@@ -20,7 +20,10 @@ CONFIGS: dict[int, dict[str, Any]] = {
     64: {"consumers": 2, "stages": 2, "held": ("keys", "ds")},
     96: {"consumers": 2, "stages": 2},
     128: {"consumers": 2, "stages": 2},
+    192: {"consumers": 1, "stages": 2},
+    256: {"consumers": 1, "stages": 2},
 }
+APART = 192  # columns from which registers hold dK or dV of 64 keys, not both: two launches
 TILE_DIMS = tuple(CONFIGS)
 
 
@@ -35,7 +38,8 @@ def attention_backward(
 
     Args:
         dout: B x H x Lq x Dv, the dtype of q.
-        q: B x H x Lq x D, bf16 or f16, any strides.
+        q: B x H x Lq x D, bf16 or f16, any strides; D at most 256, computed as the next of 64, 96,
+            128, 192 and 256.
         k: B x Hkv x Lk x D; Hkv divides H, and dk sums over the heads that share a key.
         v: B x Hkv x Lk x Dv.
         out: what the forward gave, B x H x Lq x Dv.
@@ -91,11 +95,13 @@ def _run(
     wide = {"dim": tile_dim(dims[0]), "dim_v": tile_dim(dims[1])}
     config = CONFIGS[max(wide.values())]
     consumers, sequences = config["consumers"], view(starts[0]).shape[0] - 1 if starts else 1
+    passes = (("dv",), ("dk",)) if max(wide.values()) >= APART else (("dk", "dv"),)
+    cut = max(wide["dim"] // ROWS, consumers)  # parts of a block of dQ
     blocks = queries // ROWS + sequences  # as `blocks_of` counts them
     sizes = (blocks * ROWS, blocks * ROWS, blocks * ROWS * wide["dim"])
     makers += tuple(allocator(q, (batch, heads, size), "f32") for size in sizes)
     if ordered:
-        makers += (_zeroed(allocator(q, (batch, heads, blocks * consumers), "s32")),)
+        makers += (_zeroed(allocator(q, (batch, heads, blocks * cut), "s32")),)
     made = tuple(make() for make in makers)
     gradients = tuple(heads_first("q", x) if starts else x for x in made[:3])
     lse2, delta, sums, *turns = made[3:]
@@ -104,10 +110,10 @@ def _run(
     main_args = (float(scale), *starts, *turns, *args, *more)
     launches = (
         Launch(attention_delta, (out, dout, lse, lse2, delta, sums), starts[:1], wide),
-        Launch(kernel, (q, k, v, dout, lse2, delta, sums, *gradients[1:]), main_args,
-               {**main, **wide, **config}),
+        *(Launch(kernel, (q, k, v, dout, lse2, delta, sums, *gradients[1:]), main_args,
+                 {**main, **wide, **config, "grads": grads}) for grads in passes),
         Launch(attention_dq, (sums, gradients[0]), (float(scale), *starts[:1]),
-               {"dim": wide["dim"], "cut": consumers}),
+               {"dim": wide["dim"], "cut": cut}),
     )  # fmt: skip
     for launch in launches:
         launch.run()

@@ -25,19 +25,15 @@ from typing import Any
 import tilecat as tc
 from tilecat import DTypeVar, bf16, f16, f32, gl, inout, rt, rv, st, sv
 
-from ..language.scalars import minimum_of, select
 from ..language.values import RegTile
-from ..pipeline.scheduler import Task
+from .attention_keys import keys_tile, scores, tasks_of, whole_blocks
 from .attention_rows import ROWS
-from .attention_scores import Edges, Mods, maximum_of
-from .attention_scores import packed as packed_tasks
-from .score_mods import At
+from .attention_scores import Edges, Mods
 
 T = DTypeVar("T", bf16, f16)
 MEETING = 9  # named barrier where dS of all consumers is there
 REGISTERS = 240  # of a consumer of two: what setmaxnreg leaves beside a producer with 24
-L2_BYTES = 32 << 20  # of Q, dO and dQ to work on at a time; an H200 has 60 MB (h200-peers.md)
-PLAIN, UNCHANGED = Edges(), Mods()
+PLAIN, UNCHANGED, BOTH = Edges(), Mods(), ("dk", "dv")
 
 
 @dataclass(eq=False)
@@ -54,6 +50,7 @@ class Consumer:
         held: what lies in registers beside shared memory, as A operands: "keys" for K and V of a
             task, "ds" for dS.
         turns: counters of the parts of dQ, to which blocks of keys then add in order; or None.
+        grads: what is made: "dv", "dk" (and dQ), or both where registers hold both.
     """
 
     pipe: Any
@@ -69,17 +66,20 @@ class Consumer:
     side: Any
     held: tuple[str, ...]
     turns: Any
+    grads: tuple[str, ...]
 
     def __post_init__(self) -> None:
         """Its registers and shared memory."""
         dtype, width = self.q.kind.dtype, self.q.kind.cols // self.count
-        self.part = ROWS * width  # elements of a block of dQ
-        self.shared_ds = tc.shared(st[dtype, ROWS, ROWS], 2 * self.count)
+        self.cuts = max(width // ROWS, 1)  # of its columns of dQ, made one after another
+        self.part = ROWS * width // self.cuts  # elements of a block of dQ
+        self.sides = min(self.count, 2)
+        self.shared_ds = tc.shared(st[dtype, ROWS, ROWS], self.sides * self.count)
         self.shared_dq = tc.shared(sv[f32, self.part], self.count)
         self.s, self.dp = tc.empty(rt[f32, ROWS, ROWS]), tc.empty(rt[f32, ROWS, ROWS])
         self.p, self.ds = tc.empty(rt[dtype, ROWS, ROWS]), tc.empty(rt[dtype, ROWS, ROWS])
         self.of_keys = [tc.empty(rt[dtype, ROWS, x.kind.cols]) for x in (self.k, self.v)]
-        self.dq = self.dp if width == ROWS else tc.empty(rt[f32, ROWS, width])
+        self.dq = self.dp if width >= ROWS else tc.empty(rt[f32, ROWS, width])
         self.dk, self.dv = (tc.empty(rt[f32, ROWS, x.kind.cols]) for x in (self.q, self.do))
 
     def member(self, task, step):
@@ -90,8 +90,8 @@ class Consumer:
 
     def begin(self):
         """Before the first block of a task."""
-        tc.fill(self.dk, 0.0)
-        tc.fill(self.dv, 0.0)
+        for name in self.grads:
+            tc.fill(getattr(self, name), 0.0)
         for ring, registers in zip((self.k, self.v), self.of_keys, strict=True):
             ring.wait()
             if "keys" in self.held:
@@ -127,102 +127,79 @@ class Consumer:
         self.q.wait()
         k, v = self.of_keys if "keys" in self.held else (self.k[mine], self.v[mine])
         tc.mma_ABt(s, k, self.q, accumulate=False)
-        tc.mma_ABt(dp, v, self.do, accumulate=False)
-        tc.mma_wait(0 if sloped else 1)
+        ahead = "dk" in self.grads and not sloped  # P is made while dP is under way
+        if "dk" in self.grads:
+            tc.mma_ABt(dp, v, self.do, accumulate=False)
+        tc.mma_wait(1 if ahead else 0)
         self.q.release_before((member > 0) | (at[2] > task.first))
         place = at[2] * ROWS, (task.tile * self.count + mine) * ROWS
         slope = scores(s, self.mods, self.sight.of(task), (*at[:2], *place), masked)
         lse = tc.load(self.lse, column)
-        bent = isinstance(slope, RegTile)
+        bent = isinstance(slope, RegTile) and "dk" in self.grads
         if bent:
             tc.mul(dp - tc.load(self.delta, column), slope, out=dp)
         tc.exp2(tc.fma(s, self.mods.unit, -lse, out=s), out=s)
         if not sloped:
-            tc.mma_AB(self.dv, tc.cast(s, self.p.dtype, out=self.p), self.do)
-            tc.mma_wait(1)
-        tc.mul(dp if bent else dp - tc.load(self.delta, column), s, out=dp)
-        ds = [self.shared_ds[self.side * self.count + i] for i in (mine, *range(self.count))]
-        tc.store(ds[0], tc.cast(dp, self.p.dtype, out=self.ds))
+            self.add_dv()
+        if "dk" in self.grads:
+            tc.mma_wait(1 if "dv" in self.grads else 0)
+            tc.mul(dp if bent else dp - tc.load(self.delta, column), s, out=dp)
+            tc.store(self.ds_of(mine), tc.cast(dp, self.p.dtype, out=self.ds))
         if sloped:  # later, with fewer registers
-            tc.mma_AB(self.dv, tc.cast(s, self.p.dtype, out=self.p), self.do)
-        tc.fence_async()
-        tc.barrier_sync(MEETING, 128 * self.count)
-        for i, other in enumerate(ds[1:]):
-            columns = self.k[i].tile.part(mine, self.count)
-            tc.mma_AtB(self.dq, other, columns, accumulate=i > 0)
-        tc.mma_AB(self.dk, self.ds if "ds" in self.held else ds[0], self.q)
-        tc.mma_wait(1)
+            self.add_dv()
+        if "dk" in self.grads:
+            self.add_dk(task, at, sums)
+        else:
+            tc.barrier_sync(mine + 1, 128)  # all threads have read the statistics
         self.q.advance()
         self.side.set(self.side ^ 1)
-        tc.store_wait()
-        tc.barrier_sync(mine + 1, 128)  # what was stored has been read: nothing to fence
-        tc.store(self.shared_dq[mine], tc.register_order(self.dq))
-        tc.sync()
-        part = (task.block + at[2]) * self.count + mine
-        to = sums.at(*at[:2], part * self.part)
+
+    def ds_of(self, consumer):
+        """DS of a consumer's keys in shared memory, where it is written now."""
+        return self.shared_ds[(self.side if self.sides > 1 else 0) * self.count + consumer]
+
+    def add_dv(self):
+        """DV of P."""
+        if "dv" in self.grads:
+            tc.mma_AB(self.dv, tc.cast(self.s, self.p.dtype, out=self.p), self.do)
+
+    def add_dk(self, task, at, sums):
+        """DQ and dK of dS; dK is left under way."""
+        mine = self.pipe.consumer
+        tc.fence_async()
+        tc.barrier_sync(MEETING, 128 * self.count)
+        for cut in range(self.cuts):
+            last, columns = cut == self.cuts - 1, mine * self.cuts + cut
+            for i in range(self.count):
+                right = self.k[i].tile.part(columns, self.count * self.cuts)
+                tc.mma_AtB(self.dq, self.ds_of(i), right, accumulate=i > 0)
+            if last:
+                ds = self.ds if "ds" in self.held else self.ds_of(mine)
+                tc.mma_AB(self.dk, ds, self.q)
+            tc.mma_wait(1 if last else 0)
+            tc.store_wait()
+            tc.barrier_sync(mine + 1, 128)  # what was stored has been read: nothing to fence
+            tc.store(self.shared_dq[mine], tc.register_order(self.dq))
+            tc.sync()
+            part = (task.block + at[2]) * (self.count * self.cuts) + columns
+            self.add(sums.at(*at[:2], part * self.part), (*at[:2], part), task.tile)
+
+    def results(self, dK, dV, scale):
+        """What a task has made: where it goes, the sums, their columns."""
+        if "dv" in self.grads:
+            yield dV, self.dv, self.dv.type.cols
+        if "dk" in self.grads:
+            yield dK, self.dk * scale, self.dk.type.cols
+
+    def add(self, to, part, tile):
+        """Adds a part of dQ to sums; in the turn of the block of keys, if they have turns."""
+        dq = self.shared_dq[self.pipe.consumer]
         if self.turns is None:
-            tc.store_bulk(to, self.shared_dq[mine], add_=True)
+            tc.store_bulk(to, dq, add_=True)
             return
-        with tc.turn(self.turns.at(*at[:2], part), task.tile):
-            tc.store_bulk(to, self.shared_dq[mine], add_=True)
+        with tc.turn(self.turns.at(*part), tile):
+            tc.store_bulk(to, dq, add_=True)
             tc.store_wait(read=False)
-
-
-def scores(s, mods, sight, place, masked):
-    """Makes scores of products at (batch, head, query, key), and gives their slope, or None."""
-    *_, row, col = place
-    at = At(s, *place, row + sight.first_query, col + sight.first_key, transposed=True)
-    slope = mods.slope(s, at)
-    mods.hide(s, at)
-    if masked:
-        sight.mask(s.T, row, col, ends=True)
-    return slope
-
-
-def tasks_of(order, sight, K, group, dim, tall, starts):
-    """Blocks of `tall` keys, and which blocks of queries see them; those of a sequence if packed.
-
-    Coordinates: batch, head, tile, first and stop (blocks of the sequence's queries), block (number
-    of its first), and those of `Sight.of`.
-    """
-    tiles, planes = tc.cdiv(K.size(2), tall), (K.size(1), K.size(0))
-    if starts:
-        tasks = packed_tasks(starts[1], starts[0], K.size(2), K.size(1), tall)
-    elif order == "sequence":
-        tasks = tc.sequence_first(tiles, *planes)
-    else:
-        rows = sight.queries * (group * 8 * dim)  # bytes of Q, dO and sums of dQ
-        tasks = tc.longest_first(tiles, *planes, planes=maximum_of(L2_BYTES // rows, 1))
-
-    def locate(t):
-        at = {**dict(tasks.locate(t)), "block": 0}
-        if starts:  # of keys and queries `packed` has exchanged roles
-            at.update(keys=at["queries"], queries=at["keys"], first_key=at["first_query"],
-                      first_query=at["first_key"])  # fmt: skip
-            at["block"] = at["first_query"] // ROWS + at["sequence"]
-        elif order != "sequence":
-            at["tile"] = tiles - 1 - at["tile"]  # most queries see the first keys
-        own, first = sight.of(Task(t, tuple(at.items()))), at["tile"] * tall
-        start, stop = own.seen_by(first, minimum_of(first + tall, own.keys), ROWS)
-        stop = select(first < own.keys, stop, start)
-        return (*at.items(), ("first", start), ("stop", stop), ("steps", (stop - start) * group))
-
-    return replace(tasks, locate=locate)
-
-
-def keys_tile(dtype, dim, cut):
-    """A tile of 64 keys, whose columns are cut in whole panels, as wide as can be."""
-    panel = next(cols for cols in (64, 32, 16) if dim // cut % cols == 0)
-    return st[dtype, ROWS, dim, "row", panel * dtype.nbytes]
-
-
-def whole_blocks(sight, task, tall):
-    """Blocks of queries that see all keys of the task, or those all but the last."""
-    own, first = sight.of(task), task.tile * tall
-    low, end = own.seen_whole_by(first, first + tall, ROWS)
-    low = minimum_of(maximum_of(low, task.first), task.stop)
-    inner = select(own.keys < first + tall, task.stop, low)
-    return inner, maximum_of(minimum_of(end, task.stop), inner)
 
 
 @tc.kernel
@@ -232,7 +209,7 @@ def attention_backward(
     LSE2: gl[f32, "B", "H", "rows"], Delta: gl[f32, "B", "H", "rows"],
     Sums: inout[f32, "B", "H", "elems"], dK: gl[T, "B", "Hkv", "Lk", "D"],
     dV: gl[T, "B", "Hkv", "Lk", "Dv"], scale: f32, *args, dim, dim_v, consumers=2, stages=2,
-    held=(), order="sequence", edges=PLAIN, mods=UNCHANGED, packed=False, ordered=False,
+    held=(), order="sequence", edges=PLAIN, mods=UNCHANGED, packed=False, ordered=False, grads=BOTH,
 ):  # fmt: skip
     """dK, dV, and dQ / scale added to Sums: parts of blocks of queries, in register order.
 
@@ -250,9 +227,10 @@ def attention_backward(
     v = pipe.input(st[K.dtype, ROWS, dim_v], count=consumers, ring="v", rate="task")
     q, do = (pipe.input(st[K.dtype, ROWS, d]) for d in (dim, dim_v))
     lse, delta = (pipe.input(sv[f32, ROWS]) for _ in range(2))
-    out = {d: pipe.output(st[K.dtype, ROWS, d]) for d in dict.fromkeys((dim, dim_v))}
+    dims = {"dk": dim, "dv": dim_v}
+    out = {d: pipe.output(st[K.dtype, ROWS, d]) for d in dict.fromkeys(dims[x] for x in grads)}
     work = Consumer(pipe, consumers, k, v, q, do, lse, delta, sight, mods, tc.var(0), held,
-                    turns)
+                    turns, grads)
 
     @pipe.begin
     def _(task):
@@ -283,6 +261,6 @@ def attention_backward(
     @pipe.finish
     def _(task):
         own, tile = sight.of(task), task.tile * consumers + pipe.consumer
-        for tensor, sums, d in ((dV, work.dv, dim_v), (dK, work.dk * scale, dim)):
+        for tensor, sums, d in work.results(dK, dV, scale):
             to = tensor[:, :, : own.first_key + own.keys, :] if packed else tensor
             out[d].store(to.at(task.batch, task.head, own.first_key + tile * ROWS, 0), sums)

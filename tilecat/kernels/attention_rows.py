@@ -50,12 +50,12 @@ def blocks_of(Q, count, starts=()):
 def attention_delta(O: gl[T, "B", "H", "Lq", "Dv"], dO: gl[T, "B", "H", "Lq", "Dv"],
                     LSE: gl[f32, "B", "H", "Lq"], LSE2: gl[f32, "B", "H", "rows"],
                     Delta: gl[f32, "B", "H", "rows"], Sums: inout[f32, "B", "H", "elems"],
-                    *starts, dim, dim_v, consumers=2, stages=3):  # fmt: skip
+                    *starts, dim, dim_v, consumers=2):  # fmt: skip
     """LSE2 = log2(e) LSE and Delta = rowsum(dO O); zeros in Sums. `rows` is a multiple of 64.
 
     Rows beyond Lq, and rows without a key (LSE = -inf), get +inf and 0: their P is 0.
     """
-    tasks = blocks_of(O, consumers, starts)
+    tasks, stages = blocks_of(O, consumers, starts), min(384 // dim_v, 4)  # what shared memory has
     pipe = tc.lcf(consumers=consumers, stages=stages, tasks=tasks, steps=1)
     o, do = (pipe.input(st[O.dtype, ROWS, dim_v], count=consumers) for _ in range(2))
     zeros, fresh = tc.shared(sv[f32, ZEROS], consumers), tc.var(1)
@@ -95,12 +95,12 @@ def attention_delta(O: gl[T, "B", "H", "Lq", "Dv"], dO: gl[T, "B", "H", "Lq", "D
 
 @tc.kernel
 def attention_dq(Sums: gl[f32, "B", "H", "elems"], dQ: gl[T, "B", "H", "Lq", "D"], scale: f32,
-                 *starts, dim, cut=2, stages=5):  # fmt: skip
+                 *starts, dim, cut=2):  # fmt: skip
     """The gradient of Q, scale Sums: in register order, `cut` parts of a block's columns."""
-    width, consumers = dim // cut, 2
+    width, consumers = dim // cut, max(cut, 2)
     kind = rv[f32, ROWS * width, "plain"]
     tasks = blocks_of(dQ, consumers // cut, starts)
-    pipe = tc.lcf(consumers=consumers, stages=stages, tasks=tasks, steps=1)
+    pipe = tc.lcf(consumers=consumers, stages=10 // consumers, tasks=tasks, steps=1)
     sums = pipe.input(sv[f32, kind.length], count=consumers)
     out, dq = pipe.output(st[dQ.dtype, ROWS, width]), tc.empty(rt[f32, ROWS, width])
 
