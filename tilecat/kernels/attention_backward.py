@@ -213,8 +213,7 @@ def attention_backward(
 ):  # fmt: skip
     """dK, dV, and dQ / scale added to Sums: parts of blocks of queries, in register order.
 
-    Each consumer has dim / consumers columns of a block. args: if packed, where sequences of
-    queries and of keys begin; if ordered, counters of the parts, 0; of edges and mods.
+    args: where sequences begin, if packed; counters of parts, 0, if ordered; of edges and mods.
     """
     group, tall, args = Q.size(1) // K.size(1), ROWS * consumers, list(args)
     starts = (args.pop(0), args.pop(0)) if packed else ()
@@ -227,8 +226,8 @@ def attention_backward(
     v = pipe.input(st[K.dtype, ROWS, dim_v], count=consumers, ring="v", rate="task")
     q, do = (pipe.input(st[K.dtype, ROWS, d]) for d in (dim, dim_v))
     lse, delta = (pipe.input(sv[f32, ROWS]) for _ in range(2))
-    dims = {"dk": dim, "dv": dim_v}
-    out = {d: pipe.output(st[K.dtype, ROWS, d]) for d in dict.fromkeys(dims[x] for x in grads)}
+    made = dict.fromkeys(d for x, d in (("dk", dim), ("dv", dim_v)) if x in grads)
+    out = {d: pipe.output(st[K.dtype, ROWS, d]) for d in made}
     work = Consumer(pipe, consumers, k, v, q, do, lse, delta, sight, mods, tc.var(0), held,
                     turns, grads)
 
