@@ -58,10 +58,10 @@ class Chain:
         """Added."""
         self._now(self.value + addend, self.error, np.abs(self.value) + np.abs(addend))
 
-    def through(self, function: Callable[[Any], Any], slope: float) -> None:
-        """A function whose derivative is at most `slope`."""
-        before = np.abs(self.value)
-        self._now(function(self.value), slope * self.error, before)
+    def through(self, function: Callable[[Any], Any], slope: float, own: float = 0.0) -> None:
+        """A function whose derivative is at most `slope`, itself `own` off: relative, and / 128."""
+        before, value = np.abs(self.value), function(self.value)
+        self._now(value, slope * self.error + own * (np.abs(value) + 2.0**-7), before)
 
     def _now(self, value: Any, error: Any, size: Any = 0.0) -> None:
         self.value, self.error = value, error + F32 * (np.abs(value) + size)

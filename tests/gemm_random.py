@@ -25,6 +25,7 @@ PAIRS = ("bf16", "f16", "f32", "s8", "e4m3", "e5m2", "e4m3 e5m2", "bf16", "f16")
 OUTS = ("bf16", "f16", "f32", "e4m3", "e5m2")
 FUNCTIONS = {"gelu": gelu, "silu": silu, "relu": lambda x: np.maximum(x, 0)}
 SLOPE = 1.2  # of any of them, at most
+GELU_HALF = 2.0**-13  # GELU of outputs of 16 bits and fewer: `tc.gelu(x, approximate="half")`
 LONGEST = 300
 # Parameters of the kernel that few calls of tc.matmul take, or none.
 TILES = {"tile_m": 64, "tile_n": 64, "stages": 2}
@@ -206,7 +207,7 @@ def _plain(rng: np.random.Generator, longest: int, gpu: bool) -> Problem:
     target, more = _target(rng, shape, out)
     for beta in more.values():
         chain.plus(beta * target.astype(np.float64))
-    steps = _steps(rng, shape, chain)
+    steps = _steps(rng, shape, chain, out)
     options |= {**more, "epilogue": steps}
     return Problem(a=a, b=b, out=target, options=options, expected=_reference(chain, out))
 
@@ -230,8 +231,10 @@ def _reference(chain: Chain, dtype: str) -> reference.Reference:
     return reference.Reference(chain.value, chain.error)
 
 
-def _steps(rng: np.random.Generator, shape: tuple[int, ...], chain: Chain) -> tuple[Any, ...]:
-    """Some steps, taken by the reference as well."""
+def _steps(
+    rng: np.random.Generator, shape: tuple[int, ...], chain: Chain, out: str
+) -> tuple[Any, ...]:
+    """Some steps before an output of dtype `out`, taken by the reference as well."""
     made: list[Any] = []
     m, n = shape[-2:]
     random = partial(numbers, rng, view="row")
@@ -253,7 +256,8 @@ def _steps(rng: np.random.Generator, shape: tuple[int, ...], chain: Chain) -> tu
             chain.plus(factor)
         else:
             made.append(getattr(tc.epilogues, kind))
-            chain.through(FUNCTIONS[kind], SLOPE)
+            half = kind == "gelu" and by_name(out).bits <= 16
+            chain.through(FUNCTIONS[kind], SLOPE, GELU_HALF * half)
     return tuple(made)
 
 
@@ -294,7 +298,7 @@ def _blocks(rng: np.random.Generator, longest: int, gpu: bool) -> Problem:
     target, more = _target(rng, (*batch, m, n), out)
     for beta in more.values():
         chain.plus(beta * target.astype(np.float64))
-    options |= {**more, "epilogue": _steps(rng, target.shape, chain)}
+    options |= {**more, "epilogue": _steps(rng, target.shape, chain, out)}
     return Problem(a=a, b=b, out=target, options=options, expected=_reference(chain, out))
 
 
@@ -306,7 +310,7 @@ def _gated(rng: np.random.Generator, longest: int, gpu: bool) -> Problem:
     chain = gemm_cases.gated(a, b, second, gpu=gpu)
     out = str(rng.choice(OUTS))
     blank = guarded(poisoned((m, n), out), _view(rng))
-    steps = (tc.epilogues.swiglu, *_steps(rng, (m, n), chain))
+    steps = (tc.epilogues.swiglu, *_steps(rng, (m, n), chain, out))
     options = {"second": second, "epilogue": steps}
     return Problem(a=a, b=b, out=blank, options=options, expected=_reference(chain, out))
 
