@@ -260,7 +260,7 @@ def test_bad_input_names_the_rule():
         tt.attention(q, k.detach().float().numpy(), v)
     with pytest.raises(TileError, match="q is B x H x Lq x D"):
         tt.attention(q, k, v[:, :, :3])
-    with pytest.raises(TileError, match="bf16 or f16"):
+    with pytest.raises(TileError, match="one dtype, bf16, f16"):
         tt.attention(q.float(), k.float(), v.float())
     out = tt.attention(q, k, v)
     (grad,) = torch.autograd.grad(out.sum(), q, create_graph=True)

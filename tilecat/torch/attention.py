@@ -12,6 +12,7 @@ from ..attention_options import Options
 from ..errors import LayoutError
 from .library import define, packed, requires_grad, torch
 from .mods import name_of, restore
+from .products import RESULT
 
 # Of both operators, after their tensors q, k, v.
 _OPTIONS = (
@@ -98,15 +99,16 @@ def _output(q: Any, v: Any) -> Any:
     """
     if q.ndim < 2 or v.ndim != q.ndim:
         return None  # the call says so
+    dtype = RESULT.get(q.dtype, q.dtype)
     if q.shape[-1] == v.shape[-1] and q.stride(-1) == 1:
-        return torch.empty_like(q)
+        return torch.empty_like(q, dtype=dtype)
     *rows, _ = q.shape
     columns, order = v.shape[-1], sorted(range(q.ndim - 1), key=q.stride, reverse=True)
     strides, step = [1] * q.ndim, columns
     for axis in reversed(order):
         strides[axis] = step
         step *= rows[axis]
-    return q.new_empty_strided((*rows, columns), strides)
+    return q.new_empty_strided((*rows, columns), strides, dtype=dtype)
 
 
 def _backward_kernel(
