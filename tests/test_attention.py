@@ -172,6 +172,25 @@ def test_few_queries_of_heads_that_share_keys_are_rows_of_one(queries, causal, m
     assert shapes[1] == ((4, 3) if queries == 1 else (12, 7))
 
 
+@pytest.mark.parametrize("sink", [-np.inf, np.finfo(np.float32).min])
+def test_sinks_of_nothing_beside_rows_that_see_nothing(sink):
+    q, k, v = operands(1, 2, 1, 40, 20, 32)
+    sinks = np.array([sink, 1.0], np.float32)
+    out, lse = tc.attention(q, k, v, causal="bottom-right", sinks=sinks, return_lse=True)
+    plain, plain_lse = tc.attention(q, k, v, causal="bottom-right", return_lse=True)
+    np.testing.assert_array_equal(out[:, 0], plain[:, 0])
+    np.testing.assert_array_equal(lse[:, 0], plain_lse[:, 0])
+    assert not out[:, 1, :20].astype(float).any() and np.allclose(lse[:, 1, :20], 1.0)
+
+
+@pytest.mark.parametrize("sizes", [(0, 2, 1, 5, 9), (2, 0, 1, 5, 9), (1, 4, 2, 0, 9)], ids=str)
+@pytest.mark.parametrize("causal", [False, "bottom-right"])
+def test_nothing_to_compute(sizes, causal):
+    q, k, v = operands(*sizes, 32)
+    out, lse = tc.attention(q, k, v, causal=causal, return_lse=True)
+    assert out.shape == q.shape and lse.shape == q.shape[:3]
+
+
 def test_equal_lambdas_compile_once():
     q, k, v = operands(1, 1, 1, 40, 40, 32)
     before = []
@@ -224,6 +243,7 @@ WRONG = {
     "window": (dict(window=5), LayoutError, r"window is \(left, right\)"),
     "window sides": (dict(window=(3, -1)), LayoutError, r"0 or more, .* got window=\(3, -1\)"),
     "softcap": (dict(softcap=-1.0), LayoutError, "softcap of the scores is positive and finite"),
+    "softcap too large": (dict(softcap=1e6), LayoutError, "a softcap is at most 16384"),
     "bias": (dict(bias=np.zeros((30, 49), np.float32)), LayoutError,
              r"bias broadcasts to B x H x Lq x Lk = \(1, 4, 30, 50\) .* got the shape \(30, 49\)"),
     "bias heads": (dict(bias=np.zeros((2, 30, 50), np.float32)), LayoutError, "bias broadcasts"),
@@ -235,6 +255,7 @@ WRONG = {
     "out dtype": (dict(out=np.zeros(Q.shape, np.float16)), DTypeError, "out is bf16, got f16"),
     "lse": (dict(lse=np.zeros((1, 4, 31), np.float32)), LayoutError, "lse has the shape B x H x"),
     "mod": (dict(score_mod=3), LayoutError, "score_mod is a function f.s, at, .args., or a tuple"),
+    "no mod": (dict(mask_mod=()), LayoutError, "mask_mod is a function f.at, .args., or a tuple"),
     "mod args": (dict(mask_mod=lambda at, x: at.keys < x), LayoutError, "mask_mod is called as f"),
 }  # fmt: skip
 
@@ -245,6 +266,13 @@ def test_bad_options_are_refused(name):
     with pytest.raises(kind, match=message) as caught:
         tc.attention(Q, K, K, **options)
     assert caught.value.loc.file == __file__
+
+
+@pytest.mark.parametrize("found", [3, np.zeros((30, 50), np.float32)], ids=["number", "array"])
+def test_mods_take_tensors_as_arguments(found):
+    with pytest.raises(LayoutError, match="a tensor of scores has 2 to 4 axes here") as caught:
+        tc.attention(Q, K, K, score_mod=lambda s, at: s + at.tile(found))
+    assert "score_mod=(f, tensor)" in str(caught.value)
 
 
 def test_scale_of_a_wider_head_is_its_own():

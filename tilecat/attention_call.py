@@ -47,9 +47,9 @@ def attention(
         window: (left, right): a query sees keys from `left` before its own to `right` behind it;
             None for no limit on a side.
         scale: of the scores, positive; 1/sqrt(D) if None.
-        softcap: positive, or None.
+        softcap: positive and at most 16384, or None.
         bias: f32, bf16 or f16, broadcast to B x H x Lq x Lk from 2 axes or more: of each at least
-            Lk is there. -inf hides a key.
+            Lk is there. -inf hides a key, and so does what leaves a score below -6e29.
         mask_mod: `f(at, *args)`, a function of `tc.score_mods`' kind that says which keys are seen,
             or a tuple of one and its run-time arguments, tensors and numbers.
         score_mod: `f(s, at, *args)`, or a tuple: a tile of scores in, one out.
@@ -160,7 +160,8 @@ def _heads_as_rows(q: Any, out: Any, lse: Any, groups: int) -> tuple[Any, Any, A
     ):
         return q, out, lse
     shape = (batch, groups, heads // groups * queries)
-    return q.reshape(*shape, -1), out.reshape(*shape, -1), lse.reshape(shape)
+    wide = [x.reshape(*shape, view(x).shape[3]) for x in (q, out)]  # -1 is no extent of nothing
+    return wide[0], wide[1], lse.reshape(shape)
 
 
 def keys_last(v: Any, array: ArrayView) -> tuple[Any, bool]:

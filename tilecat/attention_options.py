@@ -21,6 +21,7 @@ from .kernels.epilogues import Step
 from .runtime.arrays import ArrayView, view
 
 SCALES = (2.0**-149, float(np.finfo(np.float32).max))  # positive and finite in f32
+MAX_CAP = 1 << 14  # with which a score is off by 2**-8: see `Scores.apply`
 ALIGNED = {False: False, True: False, "top-left": False, "bottom-right": True}
 FLOATS = ("f32", "bf16", "f16")
 NAMES = ("cu_seqlens_q", "cu_seqlens_k")
@@ -148,6 +149,7 @@ class Options:
         args: list[Any] = []
         if self.softcap is not None:
             check_positive("softcap", self.softcap, "None for no soft cap")
+            _check_cap(self.softcap)
             args.append(float(self.softcap))
         if self.sinks is not None:
             check_array("sinks", self.sinks, shape[1:2], ("f32",), "H")
@@ -189,6 +191,15 @@ def check_positive(name: str, value: Any, hint: str) -> None:
         raise LayoutError(
             f"attention: the {name} of the scores is positive and finite, got {name}={value!r}",
             hint=hint,
+        )
+
+
+def _check_cap(cap: Any) -> None:
+    if cap > MAX_CAP:
+        raise LayoutError(
+            f"attention: a softcap is at most {MAX_CAP}, since scores are off by 2**-22 of it, got "
+            f"softcap={cap!r}",
+            hint="None for no soft cap",
         )
 
 
@@ -244,7 +255,7 @@ def _function(name: str, given: Any, form: str, count: int) -> tuple[Callable[..
     Raises:
         LayoutError: no function, or one that does not take them.
     """
-    function, *args = given if isinstance(given, tuple) else (given,)
+    function, *args = given if isinstance(given, tuple) and given else (given,)
     if not callable(function):
         raise LayoutError(
             f"attention: {name} is a function {form}, or a tuple of one and its arguments, got "

@@ -20,7 +20,7 @@ import tilecat as tc
 from tilecat import DTypeVar, bf16, e4m3, f16, f32, gl, rt, rv, st
 
 from .attention_factors import LIFT, Factors
-from .attention_scores import LOG2_E, Edges, Mods, clamp, tasks_of
+from .attention_scores import LOG2_E, Edges, Mods, clamp, maximum_of, tasks_of
 from .score_mods import At
 
 T, TO = DTypeVar("T", bf16, f16, e4m3), DTypeVar("TO", bf16, f16)
@@ -53,7 +53,8 @@ class Consumer:
         outer = clamp(task.behind - low, inner, stop) if edges.left else stop
         self.stop, self.factor = stop, self.factors.of_query(task, row)
         self.value = self.factors.first(task)
-        tc.fill(self.m, self.mods.sink(task.head) if self.mods.sinks else LOWEST)
+        sink = maximum_of(self.mods.sink(task.head), LOWEST) if self.mods.sinks else LOWEST
+        tc.fill(self.m, sink)
         if edges.right:
             self.skip(start)
         self.q.wait()

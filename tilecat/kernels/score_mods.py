@@ -97,11 +97,12 @@ class At:
 
     def _plane(self, tensor: Any, inner: int) -> tuple[Any, ...]:
         """Coordinates on the leading axes, those of extent 1 broadcast."""
-        count = tensor.rank - inner
+        count = getattr(tensor, "rank", -1) - inner
         tc.require(
             0 <= count <= 2,
             f"attention: a tensor of scores has {inner} to {inner + 2} axes here, batch and heads "
             f"in front, got {tensor!r}",
+            hint="score_mod=(f, tensor): an argument of f, not an array it finds by itself",
         )
         coords = (self.batch, self.head)[2 - count :]
         return tuple(minimum_of(c, tensor.size(axis) - 1) for axis, c in enumerate(coords))
