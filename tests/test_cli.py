@@ -22,33 +22,7 @@ from tilecat.codegen.module import ExtentParam, PointerParam, ScalarParam, Tenso
 from tilecat.kernels import KERNELS
 from tilecat.kernels.gemm import matmul
 
-ADD = """
-.version 8.0
-.target sm_90a
-.address_size 64
-.visible .entry add(.param .u64 x, .param .u64 y, .param .u32 n)
-.reqntid 128
-{
-    .reg .pred %p; .reg .b32 %r<5>; .reg .b64 %rd<6>; .reg .f32 %f<4>;
-    ld.param.u64 %rd1, [x];
-    ld.param.u64 %rd2, [y];
-    ld.param.u32 %r1, [n];
-    mov.u32 %r2, %ctaid.x;
-    mov.u32 %r3, %tid.x;
-    mad.lo.s32 %r4, %r2, 128, %r3;
-    setp.ge.u32 %p, %r4, %r1;
-    @%p bra DONE;
-    mul.wide.u32 %rd3, %r4, 4;
-    add.s64 %rd4, %rd1, %rd3;
-    add.s64 %rd5, %rd2, %rd3;
-    ld.global.f32 %f1, [%rd4];
-    ld.global.f32 %f2, [%rd5];
-    add.f32 %f3, %f1, %f2;
-    st.global.f32 [%rd5], %f3;
-DONE:
-    ret;
-}
-"""
+ADD = (Path(__file__).parents[1] / "docs" / "examples" / "add.ptx").read_text(encoding="utf-8")
 SCALE = '''
 import tilecat as tc
 from tilecat import bf16, f32, gl, st

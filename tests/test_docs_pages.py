@@ -9,13 +9,26 @@ import contextlib
 import io
 import linecache
 import re
+import shlex
 import sys
 from pathlib import Path
 
+import click
 import pytest
+
+from tilecat.cli import main
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PAGES = ("guide.md", "memory-model.md", "templates.md")
+# Lines that begin with `tilecat` in blocks of sh, in one line each; `kernel.ptx` is the reader's.
+SHELL = re.compile(r"^```sh\n(.*?)^```", re.S | re.M)
+COMMANDS = sorted({
+    line
+    for page in (DOCS.parent / "README.md", *DOCS.glob("*.md"))
+    for block in SHELL.findall(page.read_text(encoding="utf-8"))
+    for line in block.replace("\\\n", " ").splitlines()
+    if line.startswith("tilecat ") and "--help" not in line
+})  # fmt: skip
 BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:```text\n(.*?)^```\n)?", re.S | re.M)
 
 
@@ -45,6 +58,27 @@ def test_blocks_print_what_the_page_says(name: str):
     assert len(found) > 5
     for block, output in found:
         assert output == (block[2] or ""), f"{name}: {block[1][:200]}"
+
+
+def test_the_index_has_every_page():
+    index = (DOCS / "index.md").read_text(encoding="utf-8")
+    found = (*DOCS.glob("*.md"), *DOCS.glob("design/*.md"))
+    pages = {page.relative_to(DOCS).as_posix() for page in found} - {"index.md"}
+    assert {page for page in pages if f"({page})" not in index} == set()
+
+
+def test_links_lead_to_files_that_exist():
+    for page in (*DOCS.parent.glob("*.md"), *DOCS.rglob("*.md")):
+        for place in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8")):
+            assert "://" in place or (page.parent / place).exists(), f"{page.name}: {place}"
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[:40])
+def test_commands_have_arguments_that_the_command_line_takes(command: str, monkeypatch):
+    monkeypatch.chdir(DOCS.parent)
+    _, *words = shlex.split(command, comments=True)
+    name, called, rest = main.resolve_command(click.Context(main), words)
+    called.make_context(name, rest, parent=click.Context(main))
 
 
 def test_lines_of_the_added_op_are_still_there():
