@@ -124,6 +124,14 @@ def test_nvfp4_of_zeros_is_zero():
     assert (formats.dequantize_nvfp4(q, scales, whole) == 0).all() and whole == 1
 
 
+@pytest.mark.parametrize("size", [2.0**-149, 1e-41, 1e-38, 1e-33])
+def test_nvfp4_of_the_smallest_values_is_finite(size: float):
+    x = (np.linspace(-1, 1, 32) * size).astype(np.float32)
+    q, scales, whole = formats.quantize_nvfp4(x)
+    allowed = 0.15 * size + 2.0**-132  # half a step of e2m1, of the least scale of all
+    assert (np.abs(formats.dequantize_nvfp4(q, scales, whole).astype(float) - x) <= allowed).all()
+
+
 def test_kernels_and_arrays_quantise_alike():
     """`tc.quantize_mx` in a kernel gives the same codes and scales."""
     x = np.random.default_rng(2).standard_normal((64, 64)).astype(np.float32)
@@ -185,6 +193,16 @@ def test_torch_tensors_are_quantised_as_arrays_are():
         (lambda: formats.quantize_mx(np.zeros((2, 32)), tc.bf16), DTypeError, "to e4m3, e5m2"),
         (lambda: formats.quantize_mx([1.0]), DTypeError, "or a torch tensor, got list"),
         (lambda: formats.quantize_nvfp4(np.zeros(24)), LayoutError, "whole blocks of 16, got 24"),
+        (lambda: formats.dequantize_mx(np.zeros((2, 16), np.uint8), np.zeros((2, 1), np.float32)),
+         DTypeError, "dequantize_mx: scales are e8m0 or its codes, u8, got float32"),
+        (lambda: formats.dequantize_nvfp4(np.zeros((2, 8), np.uint8), np.zeros((2, 1), np.uint8)),
+         DTypeError, "dequantize_nvfp4: scales are e4m3, got uint8"),
+        (lambda: formats.dequantize_mx(np.zeros((2, 32), np.float32), np.zeros((2, 1), np.uint8)),
+         DTypeError, "dequantize_mx: elements are e4m3, e5m2 or u8, two e2m1, got float32"),
+        (lambda: formats.pack_scales(np.zeros((2, 1), np.float32)), DTypeError,
+         "pack_scales: scales are e8m0, e4m3 or u8, got float32"),
+        (lambda: formats.pack_scales(np.zeros(4, np.uint8)), LayoutError,
+         r"pack_scales: scales have rows and blocks, got shape \(4,\)"),
         (lambda: formats.dequantize_mx(np.zeros((2, 64), np.uint8), np.zeros((2, 2), np.uint8)),
          LayoutError, r"\(2, 4\) for these elements, got scales of shape \(2, 2\)"),
         (lambda: formats.unpack_scales(np.zeros((2, 512), np.uint8), 128, 4), LayoutError,

@@ -77,8 +77,21 @@ def test_4_bit_weights_meet_8_bit_rows(target: Any):
 @pytest.mark.parametrize("name", FORMATS)
 def test_packed_scales_are_taken_as_they_are(name: str, target: Any):
     (a, b, scale_a, scale_b), *values = problem(name, 130, 200, 320)
-    packed = formats.pack_scales(scale_a), formats.pack_scales(scale_b.T)
+    packed = formats.pack_scales(scale_a), formats.pack_scales(scale_b.T).T
     check(FORMATS[name][0](a, b, *packed, target=target), *values)
+
+
+@pytest.mark.parametrize("target", [None, "sm_100a"])
+@pytest.mark.parametrize(("name", "k"), [("mxfp8", 128), ("nvfp4", 64)])
+def test_scales_whose_shape_that_of_packed_rows_is_too(name: str, k: int, target: Any):
+    """4 blocks of 512 columns: packed, the same scales were [4, 512] as well."""
+    (a, b, scale_a, scale_b), *values = problem(name, 16, 512, k)
+    packed = formats.pack_scales(scale_b.T)
+    assert scale_b.shape == packed.shape
+    for scales in (scale_b, np.ascontiguousarray(scale_b), packed.T):
+        check(FORMATS[name][0](a, b, scale_a, scales, target=target), *values)
+    spread = np.repeat(packed, 2, axis=1)[:, ::2]
+    check(FORMATS[name][0](a, b, scale_a, spread.T, target=target), *values)
 
 
 @pytest.mark.parametrize("target", [None, "sm_100a"])

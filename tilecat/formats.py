@@ -27,6 +27,7 @@ LARGEST_EXPONENT = {"e4m3": 8, "e5m2": 15, "e2m1": 2}
 _MIDDLES = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
 _SCALE_NAN, _F32_NAN, _F32_LEAST_E8M0 = 255, 0x7FC00000, 0x00400000  # 2**-127 is subnormal in f32
 _LEAST_E4M3 = 2.0**-6  # the smallest normal one
+_LEAST_F32 = 2.0**-126  # the same of f32
 _MANTISSA_BITS = 23
 
 
@@ -186,11 +187,19 @@ def dequantize_mx(q: Any, scales: Any, dtype: DType | None = None) -> Any:
 
     Raises:
         LayoutError: shapes that do not fit.
+        DTypeError: other dtypes.
     """
     lib = _library("dequantize_mx", q)
+    _require_scales("dequantize_mx", scales, (lib.dtype(e8m0), lib.uint8), "e8m0 or its codes, u8")
     wide = _elements("dequantize_mx", lib, q, dtype, scales, MX_BLOCK)
     power = _power(lib, lib.cast(scales.view(lib.uint8), lib.int32))
     return _rows(wide * power[..., None])
+
+
+def _require_scales(name: str, scales: Any, dtypes: tuple[Any, ...], shown: str) -> None:
+    if getattr(scales, "dtype", None) not in dtypes:
+        got = getattr(scales, "dtype", type(scales).__name__)
+        raise DTypeError(f"{name}: scales are {shown}, got {got}")
 
 
 def _elements(
@@ -204,6 +213,8 @@ def _elements(
     if dtype is None:
         eight = next((d for d in (e4m3, e5m2) if q.dtype == lib.dtype(d)), None)
         dtype = e2m1 if eight is None else eight
+    if q.dtype.itemsize != 1:
+        raise DTypeError(f"{name}: elements are e4m3, e5m2 or u8, two e2m1, got {q.dtype}")
     wide = _wide(lib, q, dtype)
     wanted = (*wide.shape[:-1], wide.shape[-1] // block)
     if tuple(scales.shape) != wanted or wide.shape[-1] % block:
@@ -219,11 +230,12 @@ def quantize_nvfp4(x: Any, tensor_scale: Any = None) -> tuple[Any, Any, Any]:
 
     `x = e2m1 * scale * tensor_scale`. A scale is the block's absmax / 6 / tensor_scale, from 2**-6
     (the smallest normal e4m3) to 448, rounded to e4m3, as torchao's `nvfp4_quantize` has it; NaN
-    where the block has a NaN.
+    where the block has a NaN, and everywhere where that makes the tensor scale NaN or infinite.
 
     Args:
         x: floats [..., K], K a multiple of 16; a NumPy array or a torch tensor.
-        tensor_scale: a number or an f32 array of one element; None for absmax / (448 * 6).
+        tensor_scale: a number or an f32 array of one element; None for absmax / (448 * 6), or the
+            smallest normal f32 if that is larger.
 
     Returns:
         q: u8 [..., K / 2]; scales: e4m3 [..., K / 16]; tensor_scale: f32, as given or computed.
@@ -238,7 +250,9 @@ def quantize_nvfp4(x: Any, tensor_scale: Any = None) -> tuple[Any, Any, Any]:
     whole = tensor_scale
     if whole is None:
         most = top.max() if 0 not in top.shape else lib.zeros(top, (1,))[0]
-        whole = lib.where(most > 0, most / (448 * 6), most * 0 + 1)
+        least = most * 0 + _LEAST_F32
+        small = lib.where(most / (448 * 6) < least, least, most / (448 * 6))
+        whole = lib.where(most > 0, small, most * 0 + 1)
     scale = top / 6 / whole
     eight = lib.cast(lib.clip(scale, _LEAST_E4M3, 448.0), lib.dtype(e4m3))
     factor = lib.cast(eight, lib.float32) * whole
@@ -256,8 +270,10 @@ def dequantize_nvfp4(q: Any, scales: Any, tensor_scale: Any = 1.0) -> Any:
 
     Raises:
         LayoutError: shapes that do not fit.
+        DTypeError: other dtypes.
     """
     lib = _library("dequantize_nvfp4", q)
+    _require_scales("dequantize_nvfp4", scales, (lib.dtype(e4m3),), "e4m3")
     wide = _elements("dequantize_nvfp4", lib, q, e2m1, scales, NVFP4_BLOCK)
     factor = lib.cast(scales, lib.float32) * tensor_scale
     return _rows(wide * factor[..., None])
@@ -281,8 +297,17 @@ def pack_scales(scales: Any) -> Any:
 
     Returns:
         [..., ceil(rows / 128), 512 ceil(blocks / 4)] of the same dtype.
+
+    Raises:
+        LayoutError: fewer than 2 axes. DTypeError: a type of several bytes.
     """
     lib = _library("pack_scales", scales)
+    if len(scales.shape) < 2:
+        raise LayoutError(
+            f"pack_scales: scales have rows and blocks, got shape {tuple(scales.shape)}"
+        )
+    if scales.dtype.itemsize != 1:
+        raise DTypeError(f"pack_scales: scales are e8m0, e4m3 or u8, got {scales.dtype}")
     *lead, rows, blocks = scales.shape
     high, words = -(-rows // SCALE_ROWS), -(-blocks // SCALE_WORD)
     plain = scales.view(lib.uint8)

@@ -46,7 +46,7 @@ def matmul_mxfp8(
             K is contiguous in both: other operands are copied.
         scale_a: e8m0 (or its codes as u8) [..., M, K/32]; or `tc.formats.pack_scales` of it, which
             saves packing in each call.
-        scale_b: e8m0 [..., K/32, N]; or `tc.formats.pack_scales(scale_b.T)`.
+        scale_b: e8m0 [..., K/32, N]; or `tc.formats.pack_scales(scale_b.T).T`, as `s.T` is of s.
         out: [..., M, N], or None to allocate it.
         out_dtype: bf16, f16 or f32; None: that of out, or bf16.
         alpha: a number, or an f32 array of one element.
@@ -152,7 +152,13 @@ class Side:
 
     def words(self) -> Any:
         """Scales as the kernels take them."""
-        return formats.scale_words(self.scales if self.packed else formats.pack_scales(self.scales))
+        codes = _viewed(self.scales, "u8")
+        if not self.packed:
+            return formats.scale_words(formats.pack_scales(codes))
+        if view(codes).strides[-1] != 1:
+            given, codes = codes, empty(codes, tuple(codes.shape), "u8")
+            codes[...] = given
+        return formats.scale_words(codes)
 
 
 def _product(
@@ -272,7 +278,10 @@ def _elements(name: str, which: str, x: Any, form: Format) -> Any:
 
 
 def _side(name: str, which: str, data: Any, given: Any, form: Format, blocks: int) -> Side:
-    """An operand with its scales, which are packed if their shape says so."""
+    """An operand with its scales, which are packed if their shape says so.
+
+    As packed scales of b are transposed too, no shape is that of both.
+    """
     scales = view(given)
     legal = ("e4m3",) if form.scale.name == "e4m3" else ("e8m0", "u8")
     if scales.dtype not in legal:
@@ -282,17 +291,16 @@ def _side(name: str, which: str, data: Any, given: Any, form: Format, blocks: in
             else "tc.formats.quantize_mx(x, ...)",
         )
     *lead, rows, _ = view(data).shape
-    packed = (*lead, -(-rows // ROWS), -(-blocks // SCALE_WORD) * SCALE_CHUNK_BYTES)
-    per_byte = 1 + (view(data).dtype == "u8")
-    if tuple(scales.shape) == packed:
-        return Side(which, data, given, True, blocks, per_byte)
-    plain = (*lead, rows, blocks) if which == "a" else (*lead, blocks, rows)
-    if tuple(scales.shape) != plain:
+    turn = 1 if which == "a" else -1
+    packed = (*lead, *(-(-rows // ROWS), -(-blocks // SCALE_WORD) * SCALE_CHUNK_BYTES)[::turn])
+    plain = (*lead, *(rows, blocks)[::turn])
+    if tuple(scales.shape) not in (packed, plain):
         raise LayoutError(
             f"{name}: scale_{which} has a scale for each {form.block} of K, {plain}, or is packed, "
             f"{packed}, got shape {tuple(scales.shape)}",
             hint="tc.formats.pack_scales(scales)" if which == "a"
-            else "of w [N, K] with q, s: b is q.T, and scale_b is s.T",
+            else "of w [N, K] with q, s: b is q.T, and scale_b is s.T or pack_scales(s).T",
         )
-    plainly = given if which == "a" else given.swapaxes(-1, -2)
-    return Side(which, data, plainly, False, blocks, per_byte)
+    of_rows = given if which == "a" else given.swapaxes(-1, -2)
+    per_byte = 1 + (view(data).dtype == "u8")
+    return Side(which, data, of_rows, tuple(scales.shape) == packed, blocks, per_byte)

@@ -66,7 +66,7 @@ def test_product_of_quantised_tensors(name: str, size: tuple[int, int, int]):
     assert multiply(xq, wq.T, xs, ws.T, out) is out
     want, bound = xv @ wv.T, xv.abs() @ wv.abs().T
     assert bool(((out.double() - want).abs() <= (k + 3) * 2.0**-23 * bound).all())
-    packed = formats.pack_scales(xs), formats.pack_scales(ws)
+    packed = formats.pack_scales(xs), formats.pack_scales(ws).T
     again = multiply(xq, wq.T, *packed, out_dtype="f32")
     assert torch.equal(again, out)
     half = multiply(xq, wq.T, xs, ws.T, alpha=0.5)
