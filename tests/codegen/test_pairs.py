@@ -175,7 +175,7 @@ def swapped(acc: Any, a: Any, b: Any) -> None:
         ({"product": squared}, LayoutError, "a whole tile, and not A too"),
         ({"sums": False}, ScopeError, "pairs is of products with sums in tensor memory"),
     ],
-    ids=str,
+    ids=["B apart", "A shared", "operands change places", "B twice", "sums in registers"],
 )
 def test_loads_and_products_that_disagree_are_refused(options: dict, kind: type, text: str):
     with pytest.raises(kind, match=text):
