@@ -25,6 +25,16 @@ def repr_start(value: object) -> str:
     return repr(value)[:8]
 
 
+def test_a_grid_in_brackets_is_refused():
+    fails(
+        lambda: matmul[(2, 1)](A, A, A),
+        ScopeError,
+        "matmul: the grid is an argument of the call, got matmul[(2, 1)]",
+        at="matmul[(2, 1)]",
+        hint="matmul(..., grid=2); without it as many CTAs as the device holds",
+    )
+
+
 # ---- numbers
 
 

@@ -20,7 +20,7 @@ from .binding import Bound, bind, by_position, default_specialization
 from .check import CheckedKernel, check
 from .codegen.emit import generate
 from .codegen.module import PtxModule
-from .errors import ResourceError, SyncError
+from .errors import ResourceError, ScopeError, SyncError
 from .ir import Kernel, Op, TensorArg
 from .language.kernel import (
     Signature,
@@ -323,6 +323,17 @@ class KernelFunction:
                 self._ready.clear()
             ready = self._ready[key] = compiled.prepare(views)
             ready(stream)
+
+    def __getitem__(self, grid: Any) -> Any:
+        """Refuses the form `kernel[grid](...)` of other languages.
+
+        Raises:
+            ScopeError: always; the grid is an argument of the call.
+        """
+        raise ScopeError(
+            f"{self.__name__}: the grid is an argument of the call, got {self.__name__}[{grid!r}]",
+            hint=f"{self.__name__}(..., grid=2); without it as many CTAs as the device holds",
+        )
 
     def movable(self, *args: Any, **params: Any) -> Movable | None:
         """Launches of a call with GPU tensors, also where they lie elsewhere.
