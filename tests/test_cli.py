@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -269,6 +270,25 @@ def test_sim_rejects_wrong_extents():
     assert "whole number" in call("sim", "matmul", "--shape", "M=a", code=2)
     assert "no extent 'Q'; there are M, N, K" in call("sim", "matmul", "--shape", "Q=1", code=2)
     assert "no 'x'; there are" in call("sim", "matmul", "--config", "x", code=2)
+
+
+def test_a_kernel_of_a_package_may_import_its_neighbours(tmp_path):
+    package = tmp_path / "neighbours_of_a_kernel"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "sizes.py").write_text("STAGES = 3\n")
+    (package / "mine.py").write_text(
+        "from .sizes import STAGES\n" + SCALE.replace("stages=2", "stages=STAGES", 1)
+    )
+    assert ".visible .entry product" in call("emit", f"{package / 'mine.py'}:product")
+    assert "it has product" in call("emit", f"{package / 'mine.py'}:none", code=2)
+    kept = sys.modules.pop("neighbours_of_a_kernel.mine")
+    sys.path.remove(str(tmp_path))
+    copy = tmp_path / "copy" / "neighbours_of_a_kernel"
+    shutil.copytree(package, copy)
+    sys.modules[kept.__name__] = kept
+    text = call("emit", f"{copy / 'mine.py'}:product", code=2)
+    assert "module neighbours_of_a_kernel.mine is" in " ".join(text.split())
 
 
 def test_commands_take_a_users_own_kernel(product):
