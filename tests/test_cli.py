@@ -149,6 +149,25 @@ def test_machine_says_what_is_wrong_with_a_launch(add, words, text):
     assert text in call("machine", add, *words, code=2)
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[[1]]", "keys and values are wanted, got [[1]]"),
+        ('{"grid": "x"}', "grid is a number, or a list of them, got 'x'"),
+        ('{"grid": [1, "2"]}', "grid is a number, or a list of them, got [1, '2']"),
+        ('{"arrays": 4}', "arrays is a table of tables, got 4"),
+        ('{"arrays": {"X": 4}}', "arrays is a table of tables"),
+        ('{"args": 4}', "args is a list, got 4"),
+        ('{"seed": "a"}', "seed is a number, 0 or more, got 'a'"),
+        ('{"smem_bytes": -1}', "smem_bytes is a number, 0 or more, got -1"),
+    ],
+)
+def test_machine_says_what_is_wrong_with_a_file_of_a_launch(add, tmp_path, text, said):
+    (tmp_path / "launch.json").write_text(text)
+    printed = " ".join(call("machine", add, "--launch", tmp_path / "launch.json", code=2).split())
+    assert said in printed
+
+
 def test_machine_refuses_what_it_does_not_know(tmp_path):
     path = tmp_path / "odd.ptx"
     path.write_text(ADD.replace("add.f32 %f3", "frobnicate.f32 %f3"))

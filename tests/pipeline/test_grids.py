@@ -125,7 +125,7 @@ def test_persistent_is_a_bool():
     fails(
         lambda: matmul.compile(**TILES, persistent=0),
         ResourceError,
-        "lcf: persistent is True or False, got persistent=0",
+        "lcf: persistent is True, False or 'launch-control', got persistent=0",
         at="tc.lcf(",
     )
 

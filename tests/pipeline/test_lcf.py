@@ -219,7 +219,10 @@ def test_kernel_has_a_pipeline_or_a_warpgroup_block():
 # ---- loads
 
 
-HINT = "@pipe.load; what a task needs once is pipe.scratch, loaded in @pipe.begin"
+HINT = (
+    "@pipe.load; what a task needs once is pipe.scratch, or an input of "
+    'rate="task", loaded in @pipe.begin'
+)
 
 
 @pytest.mark.parametrize("hole", ["compute", "finish"])
@@ -280,6 +283,34 @@ def test_each_input_is_loaded_once_a_step(load, name: str, count: int):
 def test_load_async_takes_an_input_and_a_place(load, message: str, hint: str):
     error = pytest.raises(LayoutError, compile_it(load=load)).value
     assert (error.message, error.hint or "") == (message, hint)
+
+
+def test_one_of_several_tiles_is_said():
+    """Both consumers would multiply by the first."""
+
+    @tc.kernel
+    def k(A: gl[bf16, "M", "N"]):
+        pipe = tc.lcf(consumers=2, stages=1, steps=1, tasks=tc.row_major(1, 1))
+        a, b = pipe.input(st[bf16, 64, 64], count=2), pipe.input(st[bf16, 64, 64])
+        acc = pipe.accumulator(tc.f32, 64, 64)
+
+        @pipe.load
+        def _(task, step):
+            for i in range(2):
+                tc.load_async(a[i], A[i, 0])
+            tc.load_async(b, A[0, 0])
+
+        @pipe.compute
+        def _(task, step):
+            tc.mma_AB(acc, a, b)
+
+    fails(
+        k.compile,
+        LayoutError,
+        "a: a stage has 2 tiles, and which is meant is not said",
+        at="tc.mma_AB(",
+        hint="a[pipe.consumer], or a[i] of i from 0 to 1",
+    )
 
 
 def test_load_of_another_order_says_which():

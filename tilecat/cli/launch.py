@@ -225,13 +225,34 @@ def read_file(path: Path) -> dict[str, Any]:
         described = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except ValueError as error:
         raise LaunchError(f"{path}: {error}") from error
+    if not isinstance(described, dict):
+        raise LaunchError(f"{path}: keys and values are wanted, got {described!r}")
     unknown = set(described) - {"arrays", "args", "grid", "smem_bytes", "seed"}
     if unknown:
         raise LaunchError(
             f"{path}: unknown key {sorted(unknown)[0]!r}; keys are arrays, args, "
             "grid, smem_bytes, seed"
         )
+    for key, value in described.items():
+        fits, wanted = _KINDS[key]
+        if not fits(value):
+            raise LaunchError(f"{path}: {key} is {wanted}, got {value!r}")
     return described
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+_KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "arrays": (lambda x: isinstance(x, dict) and all(isinstance(v, dict) for v in x.values()),
+               "a table of tables"),
+    "args": (lambda x: isinstance(x, list), "a list"),
+    "grid": (lambda x: all(map(_is_count, x if isinstance(x, list) else [x])),
+             "a number, or a list of them"),
+    "smem_bytes": (_is_count, "a number, 0 or more"),
+    "seed": (_is_count, "a number, 0 or more"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -64,25 +64,40 @@ class Slots:
         self.alloc.tile = self.alloc.result.type = halved(self.kind, axis)
 
     @property
+    def _only(self) -> Slot:
+        """The only one of a stage.
+
+        Raises:
+            LayoutError: there are several.
+        """
+        if self.count != 1:
+            raise LayoutError(
+                f"{self.name}: a stage has {self.count} tiles, and which is meant is not said",
+                hint=f"{self.name}[pipe.consumer], or {self.name}[i] of i from 0 to "
+                f"{self.count - 1}",
+            )
+        return self[0]
+
+    @property
     def tile(self) -> SharedTile | SharedVec:
         """The current stage's only tile."""
-        return self[0].tile
+        return self._only.tile
 
     def in_tensor_memory(self, name: str) -> TensorScales:
         """The current stage's only scales, where products take them."""
-        return self[0].in_tensor_memory(name)
+        return self._only.in_tensor_memory(name)
 
     def at(self, index: Any) -> SlotElement:
         """Element `index` of the current stage's only vector."""
-        return self[0].at(index)
+        return self._only.at(index)
 
     def load(self, source: GlobalTile, multicast: bool | str = False, cache: str = "") -> None:
         """Loads the stage's only tile."""
-        self[0].load(source, multicast, cache)
+        self._only.load(source, multicast, cache)
 
     def store_to(self, destination: GlobalTile, reduce: str, cache: str) -> None:
         """Stores the stage's only tile."""
-        self[0].store_to(destination, reduce, cache)
+        self._only.store_to(destination, reduce, cache)
 
     def wait(self) -> None:
         """Consumer: waits until the current stage is full.
