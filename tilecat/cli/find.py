@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import importlib.util
 import sys
 from collections.abc import Callable
@@ -40,38 +39,23 @@ def spec_of(name: str) -> KernelSpec:
 
 
 def load(path: Path) -> Any:
-    """A Python file as a module.
+    """A Python file as a module; of a package, so that its relative imports work.
 
     Raises:
         click.BadParameter: it is no Python file.
     """
-    made = importlib.util.spec_from_file_location(path.stem, path)
-    if not path.is_file() or made is None or made.loader is None:
-        raise click.BadParameter(f"no Python file {str(path)!r}", param_hint="KERNEL")
-    if (path.parent / "__init__.py").is_file():
-        return _load_of_package(path.resolve())
-    module = importlib.util.module_from_spec(made)
-    sys.modules.setdefault(path.stem, module)
-    made.loader.exec_module(module)
-    return module
-
-
-def _load_of_package(path: Path) -> Any:
-    """The module of a package that a file is, whose relative imports work.
-
-    Raises:
-        click.BadParameter: another file has its name.
-    """
-    root, names = path.parent, [path.stem]
+    root, names = path.resolve().parent, [path.stem]
     while (root / "__init__.py").is_file():
         names, root = [root.name, *names], root.parent
-    if str(root) not in sys.path:
+    if len(names) > 1 and str(root) not in sys.path:
         sys.path.append(str(root))
-    module = importlib.import_module(".".join(names))
-    if Path(module.__file__ or "").resolve() != path:
-        raise click.BadParameter(
-            f"module {module.__name__} is {module.__file__}, not {path}", param_hint="KERNEL"
-        )
+    name = ".".join(names)
+    made = importlib.util.spec_from_file_location(name, path)
+    if not path.is_file() or made is None or made.loader is None:
+        raise click.BadParameter(f"no Python file {str(path)!r}", param_hint="KERNEL")
+    module = importlib.util.module_from_spec(made)
+    sys.modules.setdefault(name, module)
+    made.loader.exec_module(module)
     return module
 
 
