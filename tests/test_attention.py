@@ -14,6 +14,7 @@ from tilecat.errors import DTypeError, LayoutError
 from tilecat.kernels.attention_forward import attention_forward as kernel
 
 BF16 = ml_dtypes.bfloat16
+FACTOR = 1.0
 
 
 def normal(*shape, dtype=BF16, seed=0):
@@ -198,6 +199,13 @@ def test_equal_lambdas_compile_once():
         tc.attention(q, k, v, score_mod=lambda s, at: s * 0.5)
         before.append(kernel.compiles)
     assert len(set(before)) == 1
+
+
+def test_lambdas_of_another_number_of_the_module_compile_again(monkeypatch):
+    q, k, v = operands(1, 1, 1, 40, 40, 32)
+    for factor in (0.5, 3.0):
+        monkeypatch.setitem(globals(), "FACTOR", factor)
+        check(q, k, v, lambda s, f=factor: s * f, score_mod=lambda s, at: s * FACTOR)
 
 
 def random_calls(count, seed):

@@ -382,8 +382,9 @@ def remembered(function: Any) -> Any:
     try:
         cells = tuple(cell.cell_contents for cell in function.__closure__ or ())
         extra = tuple((function.__kwdefaults__ or {}).items())
-        key = (function.__code__, cells, tuple(map(type, cells)), function.__defaults__, extra,
-               id(function.__globals__))  # fmt: skip
+        names, code = function.__globals__, function.__code__
+        read = tuple((type(v), v) for v in map(names.get, code.co_names) if _is_number(v))
+        key = (code, cells, tuple(map(type, cells)), function.__defaults__, extra, read, id(names))
         if len(_functions) > MAX_FUNCTIONS:
             _functions.clear()
         return _functions.setdefault(key, function)

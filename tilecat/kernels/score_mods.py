@@ -11,6 +11,7 @@ a comparison of tiles or vectors: where it does not hold, the key is invisible t
 
     tc.attention(q, k, v, score_mod=(tc.score_mods.alibi, slopes), mask_mod=(near, 512))
 
+A function is traced once: numbers that change are its arguments, not what it finds by itself.
 Those here are ready-made. Queries and keys outside the tensors are computed too, and not seen.
 """
 
