@@ -39,6 +39,7 @@ class TensorCase:
         start: what the sums are before; None: the product overwrites them.
         signs: of A and B.
         pipeline: by a pipeline, M = 128.
+        persistent: of the pipeline.
     """
 
     target: str
@@ -51,11 +52,13 @@ class TensorCase:
     start: float | None = None
     signs: tuple[int, int] = (1, 1)
     pipeline: bool = False
+    persistent: bool | str = True
 
     def __str__(self) -> str:
         flags = [self.name, f"a {self.a}", f"b {self.b}"]
         flags += [f"signs {self.signs}"] if self.signs != (1, 1) else []
         flags += [f"start {self.start}"] * (self.start is not None) + ["pipeline"] * self.pipeline
+        flags += [str(self.persistent)] * (self.persistent is not True)
         kind = str(self.form).removeprefix("tcgen05.mma ")
         return f"{self.target} {kind} {self.m}x{self.n}x{self.k} {', '.join(flags)}"
 
@@ -93,7 +96,7 @@ def _cases() -> list[TensorCase]:
             found += [TensorCase(target, form, n, 2 * form.k) for n in form.columns(ROWS)]
             found += _functions(target, form)
             found.append(TensorCase(target, form, 96, 4 * form.k, pipeline=True))
-    return found
+    return found + list(CONTROLLED)
 
 
 def _functions(target: str, form: TensorForm) -> list[TensorCase]:
@@ -110,6 +113,11 @@ def _functions(target: str, form: TensorForm) -> list[TensorCase]:
     return found
 
 
+CONTROLLED = tuple(
+    TensorCase(target, _forms(arch_of(target))[0], 64, 64, pipeline=True,
+               persistent="launch-control")  # fmt: skip
+    for target in TARGETS
+)
 CASES = tuple(_cases())
 
 
@@ -169,7 +177,8 @@ def by_pipeline(case: TensorCase) -> KernelFunction:
         A: gl[stored.get(ta.name, ta), "M", "K"], B: gl[stored.get(tb.name, tb), "K", "N"],
         C: gl[sums, "M", "N"],
     ):  # fmt: skip
-        pipe = tc.lcf(consumers=2, stages=2, tasks=tc.row_major(1, 1), steps=1)
+        pipe = tc.lcf(consumers=2, stages=2, tasks=tc.row_major(1, 1), steps=1,
+                      persistent=case.persistent)  # fmt: skip
         a = pipe.input(st[ta, ROWS, case.k], count=2)
         b = pipe.input(st[tb, case.k, case.n, "col"])
         c = pipe.output(st[sums, ROWS, case.n])

@@ -67,7 +67,7 @@ def test_tile_width_is_a_multiple_of_16(tile_n: int, nearest: int):
         LayoutError,
         "shared tile: cols must be a multiple of 16 for bf16 in row order, "
         f"got cols={tile_n} (int)",
-        at="st[multiplied_as(B)",
+        at="st[multiplied_as(",
         hint=f"the nearest legal cols is {nearest}",
     )
 
