@@ -17,7 +17,7 @@ L2_BYTES = 48 << 20
 BEST_BYTES = 32 << 20  # of equally even orders the one that is nearest
 # Heads whose K and V may come from memory, a query row of a tile: with so many rows a byte of K and
 # V is good for as many FLOPs, an SM makes 4.3e12 of them a second, and memory gives 1.6e12 bytes
-# beside what else is read and written (all measured on an H200, 2026-11-30).
+# beside what else is read and written (trials on an H200: docs/design/attention-forward.md).
 STREAMS = 1.6 / 4.3
 # What a task takes beside its blocks, in blocks (H200, D 64, N 768 against 12288, 2026-11-30).
 OVERHEAD = 1.2
