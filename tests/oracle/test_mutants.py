@@ -67,24 +67,18 @@ def without(text: str, pattern: str, occurrence: int) -> str:
     return "\n".join(lines)
 
 
-@pytest.mark.parametrize(
-    ("name", "pattern", "occurrence", "kinds"), MUTANTS,
-    ids=[f"{name}-{pattern.replace(chr(92), '')}-{n}" for name, pattern, n, _ in MUTANTS],
-)  # fmt: skip
-def test_deleted_instruction_is_reported(name, pattern, occurrence, kinds):
-    text = without(text_of(BY_NAME[name]), pattern, occurrence)
-    result, _, _ = run_case(BY_NAME[name], 0, text)
-    found = {report.kind for report in result.reports}
-    assert found & kinds, f"{found}: {result}"
+SUBJECTS = [
+    (texts[name], *rest) for texts, mutants in ((BY_NAME, MUTANTS), (TEXTS, TENSOR_MUTANTS))
+    for name, *rest in mutants
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("name", "pattern", "occurrence", "kinds"), TENSOR_MUTANTS,
-    ids=[f"{name}-{pattern.replace(chr(92), '')}-{n}" for name, pattern, n, _ in TENSOR_MUTANTS],
+    ("case", "pattern", "occurrence", "kinds"), SUBJECTS,
+    ids=[f"{case.name}-{pattern.replace(chr(92), '')}-{n}" for case, pattern, n, _ in SUBJECTS],
 )  # fmt: skip
-def test_deletion_around_tensor_memory_is_reported(name, pattern, occurrence, kinds):
-    text = without(text_of(TEXTS[name]), pattern, occurrence)
-    result, _, _ = run_case(TEXTS[name], 0, text)
+def test_deleted_instruction_is_reported(case, pattern, occurrence, kinds):
+    result, _, _ = run_case(case, 0, without(text_of(case), pattern, occurrence))
     found = {report.kind for report in result.reports}
     assert found & kinds, f"{found}: {result}"
 
