@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from ..builder import Builder, add, current
@@ -158,15 +159,21 @@ class Pipeline:
         self.slots.setdefault(ring, []).append(slots)
         return slots
 
-    def _filled_by(self, role: Role, kind: Any, count: int, stages: int, what: str) -> Slots:
-        """A ring of its own for tiles that a role fills."""
-        check_tile(f"pipe.{what}", kind)
+    def _filled_by(
+        self, role: Role, kind: Any, count: int, stages: int, what: str,
+        beside: Slots | None = None,
+    ) -> Slots:  # fmt: skip
+        """Tiles that a role fills, in a ring of their own or in that of others."""
+        if not isinstance(kind, SharedVecType):
+            check_tile(f"pipe.{what}", kind)
+            self.kinds_written.append(kind)
         check_int(f"{self.template}: count", count, 1, MAX_COUNT, self.builder.loc())
         check_int(f"{self.template}: stages", stages, 1, MAX_STAGES, self.builder.loc())
         name = name_of(what)
+        if beside is not None:
+            return Slots(_shared_ring(beside, role, what), kind, count, name)
         ring = Ring(name, stages, writer=role)
         self.written.append(ring)
-        self.kinds_written.append(kind)
         return Slots(ring, kind, count, name)
 
     def begin(self, hole: Hole) -> Hole:
@@ -205,9 +212,12 @@ class Pipeline:
         """Threads of all roles."""
         return sum(role.warpgroups for role in self.roles) * WARPGROUP_THREADS
 
-    @property
+    @cached_property
     def by_one_thread(self) -> bool:
-        """Whether TMA reaches all tensors, so that one thread loads, and another stores."""
+        """Whether TMA reaches all tensors, so that one thread loads, and another stores.
+
+        Decided before the holes are traced: views that they make are theirs.
+        """
         kernel = self.builder.kernel
         reached = all(getattr(arg, "tma", True) for arg in kernel.args)
         stored = not self.storing.wanted or self.storing.reaches(kernel.args)
@@ -444,6 +454,20 @@ class Pipeline:
         for name, ring in rings.items():
             ring.loading = False
             finish_step(ring, self.slots[name])
+
+
+def _shared_ring(beside: Any, role: Role, what: str) -> Ring:
+    """The ring of tiles that others share.
+
+    Raises:
+        ScopeError: no tiles that the role fills.
+    """
+    if not isinstance(beside, Slots) or beside.ring.writer is not role:
+        raise ScopeError(
+            f"pipe.{what}: beside is what the same role fills, got {beside!r} and the {role.name}",
+            hint="p = pipe.ring(kind, writer=score); a = pipe.ring(other, writer=score, beside=p)",
+        )
+    return beside.ring
 
 
 def check_int(name: str, value: Any, low: int, high: int, loc: Loc | None) -> None:

@@ -12,7 +12,7 @@ from ..language.control import when
 from ..language.scalars import Scalar, select
 from ..language.values import RegTile
 from ..ops.sync import NamedBarrier
-from ..tiles import SharedTileType
+from ..tiles import SharedTileType, SharedVecType
 from .controls import Controls
 from .holes import Hole
 from .output import Output
@@ -294,25 +294,28 @@ class Roles(_Stores):
         return role
 
     def ring(
-        self, kind: SharedTileType, *, writer: Role, count: int = 1, stages: int = 2
-    ) -> Slots:
-        """`count` tiles a stage that one role fills, for others to use, or to be stored.
+        self, kind: SharedTileType | SharedVecType, *, writer: Role, count: int = 1,
+        stages: int = 2, beside: Slots | None = None,
+    ) -> Slots:  # fmt: skip
+        """`count` tiles, or vectors, a stage that one role fills, for others, or to be stored.
 
         The role waits for an empty stage at its first store of a step, and publishes it at the
         end of its hole: writes are fenced for the tensor cores and TMA, every thread arrives.
 
         Args:
-            kind: one tile.
+            kind: one tile, or vector.
             writer: the role.
             count: tiles a stage.
             stages: depth, 1 to 32; two let the writer be one step ahead.
+            beside: tiles that the role fills at the same time: one ring has both, and `stages` is
+                theirs.
 
         Scope: CTA, before the holes.
         """
         if not isinstance(writer, Role) or writer not in self.roles:
             raise ScopeError(f"pipe.ring: the writer is a role of the pipeline, got {writer!r}",
                              hint='role = pipe.role("score"); pipe.ring(kind, writer=role)')
-        return self._filled_by(writer, kind, count, stages, "ring")
+        return self._filled_by(writer, kind, count, stages, "ring", beside)
 
     def _check_holes(self) -> None:
         if not self.roles:

@@ -1,0 +1,252 @@
+"""A scan of chunks, the core of linear recurrences: the state stays in accumulators.
+
+A chunk is 64 tokens of one head, with features Q and K (64 x F), values V, scores P (64 x 64,
+masked and decayed), factors a of what goes out and b of what comes in, one a token, and a factor r
+of the chunk. In transposed form, a row a column of V:
+
+    Y^T = (S^T Q^T) a + V^T P^T        S^T = r S^T + (V^T b) K
+
+S^T is an accumulator of the warpgroup that owns 64 columns of V of one head, and, rounded, the A
+operand of the product that reads it: it never moves. P, a and b do not depend on the state: a score
+role makes them ahead, and hands them on through a ring.
+
+    producer  q k v [0] | q k v [1]      | q k v [2] ...
+    score                 P[0]  a b      | P[1]  a b      | ...
+    state                                | Y[0]  S[0]     | Y[1]  S[1] | ...
+    store                                                 | Y[0]       | ...
+
+Barriers: full and empty of each stage of q, k, v (bytes; an arrival of the score role and one a
+warpgroup of the state role), of P with a and b (128 threads; one a warpgroup), of Y (all threads of
+the state role; one). In reversed time (`reverse`) chunks run from the last to the first, token i
+sees those from i on, and a and b change places. docs/design/chunk-scan.md has the interface.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import tilecat as tc
+from tilecat import f32, rt, rv, st, sv
+
+from ..language.scalars import minimum_of
+
+CHUNK = 64  # tokens; rows of S^T a warpgroup, too
+COLUMN = rv[f32, CHUNK, "col"]
+
+
+@dataclass(frozen=True, eq=False)
+class At:
+    """Where a chunk lies: its first token in the tensors, tokens of it, its number."""
+
+    row: Any
+    rows: Any
+    number: Any
+
+
+class Recurrence:
+    """What a kernel gives to the core; each method is traced once, in the role that it names."""
+
+    def load(self, task: Any, at: At) -> None:
+        """Producer: `tc.load_async` of each input of a chunk."""
+        raise NotImplementedError
+
+    def scores(self, task: Any, at: At, head: int) -> tuple[Any, ...]:
+        """Score role: P of a head, f32 (64 x 64), masked; where decayed also vectors a and b.
+
+        The element of a at the last token (reversed: of b) is r.
+        """
+        raise NotImplementedError
+
+    def values(self, task: Any, at: At, index: Any, state: Any) -> Any:
+        """State role: V^T of a chunk in registers, made of the state before; None: V as loaded."""
+
+    def result(self, task: Any, at: At, index: Any, y: Any) -> Any:
+        """State role: what is stored, of Y^T (f32, 64 x 64)."""
+        return y
+
+
+def tasks_of(heads: Any, batch: Any, length: Any, blocks: Any = 1, starts: Any = None) -> Any:
+    """A task is a sequence, some heads (`task.head`, their number) and a block of columns of V.
+
+    Args:
+        heads: how many parts the heads of a sequence are cut into.
+        batch: sequences; of a packed batch 1.
+        length: tokens of a sequence.
+        blocks: of columns.
+        starts: of a packed batch, s32 [sequences + 1].
+    """
+    sequences = batch if starts is None else starts.size(0) - 1
+
+    def locate(t: Any) -> dict[str, Any]:
+        part, block = t // blocks, t % blocks
+        sequence, head = part // heads, part % heads
+        first, last = 0, length
+        if starts is not None:
+            first = tc.load(starts[sequence], tc.s32)
+            last = tc.load(starts[sequence + 1], tc.s32)
+        return {
+            "sequence": sequence, "batch": 0 if starts is not None else sequence, "head": head,
+            "block": block, "first": first, "last": last, "steps": tc.cdiv(last - first, CHUNK),
+        }  # fmt: skip
+
+    return tc.custom_order(sequences * heads * blocks, locate)
+
+
+class ChunkScan:
+    """Roles and rings of a scan; `run` fills the holes.
+
+    Args:
+        dtype: of operands. tasks: of `tasks_of`. heads: of a task. slices: of 64 columns of V.
+        stages: of inputs. depth: of P and Y. reverse: time runs backwards.
+        decayed: there are a, b and r. packed: other sequences follow a sequence's tokens.
+        registers: of a thread of the score role, and of the state role, or None.
+    """
+
+    def __init__(
+        self, dtype: Any, tasks: Any, *, heads: int = 1, slices: int = 1, stages: int = 3,
+        depth: int = 2, reverse: bool = False, decayed: bool = False, packed: bool = False,
+        blocks_per_sm: int = 1, registers: tuple[int | None, int | None] = (None, None),
+    ):  # fmt: skip
+        self.dtype, self.heads, self.slices = dtype, heads, slices
+        self.reverse, self.decayed, self.packed = reverse, decayed, packed
+        self.pipe = pipe = tc.roles(stages=stages, steps=1, tasks=tasks,
+                                    blocks_per_sm=blocks_per_sm)  # fmt: skip
+        self.score = pipe.role("score", registers=registers[0])
+        self.state = pipe.role("state", warpgroups=heads * slices, registers=registers[1])
+        p = pipe.ring(st[dtype, CHUNK, CHUNK], writer=self.score, count=heads, stages=depth)
+        y = pipe.ring(st[dtype, CHUNK, CHUNK], writer=self.state, count=heads * slices,
+                      stages=depth)  # fmt: skip
+        self.p, self.y, self.a, self.b = p, y, None, None
+        if decayed:
+            a = pipe.ring(sv[f32, CHUNK], writer=self.score, count=heads, beside=p)
+            b = pipe.ring(sv[f32, CHUNK], writer=self.score, count=heads, beside=p)
+            self.a, self.b = a, b
+
+    def at(self, task: Any, step: Any) -> At:
+        """The chunk of a step."""
+        number = task.steps - 1 - step if self.reverse else step
+        row = task.first + number * CHUNK
+        return At(row, minimum_of(task.last - row, CHUNK), number)
+
+    def place(self, task: Any, index: Any) -> tuple[Any, Any]:
+        """Head and first column of V of a warpgroup of the state role."""
+        head = task.head * self.heads + index // self.slices
+        return head, (task.block * self.slices + index % self.slices) * CHUNK
+
+    def load(self, tiles: Any, tensor: Any, task: Any, at: At, *, columns: bool = False) -> None:
+        """Producer: tiles of a chunk, one a head; or (`columns`) one a warpgroup."""
+        for index in range(tiles.count):
+            head, col = self.place(task, index if columns else index * self.slices)
+            tc.load_async(tiles[index], tensor.at(task.batch, head, at.row, col if columns else 0))
+
+    def run(
+        self, work: Recurrence, q: Any, k: Any, v: Any, out: Any, start: Any = None,
+        end: Any = None,
+    ) -> None:  # fmt: skip
+        """Fills the holes.
+
+        Args:
+            work: the kernel's part.
+            q, k: features, 64 x F: inputs or rings of tiles, one a head or one for all.
+            v: values, 64 x 64: one a warpgroup of the state role.
+            out: the output, batch x heads x tokens x columns of V.
+            start, end: states before and after, f32, sequences x heads x columns of V x F, or None.
+        """
+        total = tc.empty(rt[f32, CHUNK, q.kind.cols])
+        sums, pipe = tc.empty(rt[f32, CHUNK, CHUNK]), self.pipe
+
+        @pipe.load
+        def _(task, step):
+            work.load(task, self.at(task, step))
+
+        @self.score.compute
+        def _(task, step):
+            self._scores(work, task, self.at(task, step))
+
+        @self.state.start
+        def _(task):
+            if start is None:
+                tc.fill(total, 0.0)
+                return
+            head, col = self.place(task, self.state.consumer)
+            tc.copy(total, tc.load(start.at(task.sequence, head, col, 0), total.type))
+
+        @self.state.compute
+        def _(task, step):
+            index = self.state.consumer
+            head = index // self.slices if self.slices > 1 else index
+            tiles = [x[head if x.count > 1 else 0] for x in (q, k)]
+            place = task, self.at(task, step), index
+            self._chunk(work, place, head, (*tiles, v[index]), (total, sums), out)
+
+        @self.state.finish
+        def _(task):
+            if end is not None:
+                head, col = self.place(task, self.state.consumer)
+                tc.store(end.at(task.sequence, head, col, 0), total)
+
+        @pipe.store
+        def _(task, step):
+            at = self.at(task, step)
+            for index in range(self.heads * self.slices):
+                head, col = self.place(task, index)
+                to = out.at(task.batch, head, at.row, col)
+                with tc.when(at.rows == CHUNK) if self.packed else nullcontext():
+                    tc.store_async(to, self.y[index])
+
+    def _scores(self, work: Recurrence, task: Any, at: At) -> None:
+        """Score role: P, a and b of a chunk of each head."""
+        for head in range(self.heads):
+            p, *factors = work.scores(task, at, head)
+            if self.packed and self.reverse:
+                tc.mask_cols(p, at.rows, 0.0)
+            tc.store(self.p[head], tc.cast(p, self.dtype))
+            for ring, vector in zip((self.a, self.b), factors, strict=False):
+                tc.store(ring[head].tile, vector)
+
+    def _chunk(
+        self, work: Recurrence, place: Any, head: Any, tiles: Any, sums: Any,
+        out: Any,
+    ) -> None:  # fmt: skip
+        """State role: Y and the next S of a chunk."""
+        (q, k, v), (total, y) = tiles, sums
+        before = tc.as_a(total, self.dtype)
+        tc.mma_ABt(y, before, q, accumulate=False)
+        made = work.values(*place, before)
+        values = v if made is None else made
+        if self.decayed:
+            a, b = (tc.load(x[head].tile, COLUMN) for x in (self.a, self.b))
+            last = (self.b if self.reverse else self.a)[head].tile.at(CHUNK - 1)
+            tc.mul(total, tc.load(last), out=total)
+        if made is None and (self.decayed or self.packed):
+            made = tc.load(v.tile.T)
+        if self.packed:
+            tc.mask_cols(made, place[1].rows, 0.0)
+        if self.decayed:
+            made = tc.cast(made * b, self.dtype)
+            tc.mma_wait()
+            tc.mul(y, a, out=y)
+        if values is v:
+            tc.mma_AtBt(y, v, self.p[head])
+        else:
+            tc.mma_ABt(y, values, self.p[head])
+        if made is None:
+            tc.mma_AtB(total, v, k)
+        else:
+            tc.mma_AB(total, made, k)
+        tc.mma_wait(1)
+        made = tc.cast(work.result(*place, y), self.dtype)
+        tc.store(self.y[place[2]].tile.T, made)
+        if self.packed:  # by TMA it would write tokens of the next sequence
+            self._store_part(place, made, out)
+        tc.mma_wait()
+
+    def _store_part(self, place: Any, y: Any, out: Any) -> None:
+        """State role: a chunk that is not whole."""
+        task, at, index = place
+        head, col = self.place(task, index)
+        with tc.when(at.rows < CHUNK):
+            rows = out.permute(0, 1, 3, 2)[:, :, :, : task.last]
+            tc.store(rows.at(task.batch, head, col, at.row), y)
