@@ -12,7 +12,7 @@ from failures import fails
 
 import tilecat as tc
 from pipeline.schedules import check_schedules, silent
-from tilecat import bf16, f32, gl, st
+from tilecat import bf16, f32, gl, st, sv
 from tilecat.errors import ResourceError, ScopeError
 
 BF16 = bf16.numpy
@@ -168,6 +168,66 @@ def test_writer_of_a_ring_is_a_role():
         k.compile, ScopeError,
         "pipe.ring: the writer is a role of the pipeline, got 'score'",
         at="pipe.ring(", hint='role = pipe.role("score"); pipe.ring(kind, writer=role)',
+    )  # fmt: skip
+
+
+def test_vectors_and_tiles_in_one_ring():
+    """One role makes a tile and factors of its rows, another uses both; one pair of barriers."""
+
+    @tc.kernel
+    def scaled(X: gl[bf16, "M", 64], Y: gl[bf16, "M", 64]):
+        pipe = tc.roles(stages=2, steps=tc.cdiv(X.rows, 64), tasks=tc.row_major(1, 1))
+        one, two = pipe.role("one"), pipe.role("two")
+        x = pipe.input(st[bf16, 64, 64])
+        doubled = pipe.ring(st[bf16, 64, 64], writer=one)
+        size = pipe.ring(sv[f32, 64], writer=one, beside=doubled)
+        y = pipe.ring(st[bf16, 64, 64], writer=two)
+
+        @pipe.load
+        def _(task, i):
+            tc.load_async(x, X[i, 0])
+
+        @one.compute
+        def _(task, i):
+            tile = tc.cast(tc.load(x), f32)
+            tc.store(doubled, tc.cast(tile + tile, bf16))
+            tc.store(size.tile, tc.row_sum(tile))
+
+        @two.compute
+        def _(task, i):
+            tc.store(y, tc.cast(tc.cast(tc.load(doubled), f32) * tc.load(size.tile), bf16))
+
+        @pipe.store
+        def _(task, i):
+            tc.store_async(Y[i, 0], y)
+
+    rings = {b.name.split("[")[0] for b in scaled.compile().module.table.barriers}
+    assert rings == {f"{ring} {side}" for ring in ("stage", "doubled", "y")
+                     for side in ("full", "empty")}  # fmt: skip
+    values = (np.random.default_rng(0).integers(-1, 2, (200, 64))).astype(BF16)
+    wide = values.astype(float)
+
+    def check(args: list[Any]) -> None:
+        np.testing.assert_array_equal(
+            args[1], (2 * wide * wide.sum(1, keepdims=True)).astype(BF16)
+        )
+
+    check_schedules(scaled, lambda: [values, np.full_like(values, np.nan)], check, grid=1)
+
+
+def test_tiles_of_one_ring_have_one_writer():
+    @tc.kernel
+    def k(X: gl[bf16, "M", 64]):
+        pipe = tc.roles(stages=1, steps=1, tasks=tc.row_major(1, 1))
+        one, two = pipe.role("one"), pipe.role("two")
+        p = pipe.ring(st[bf16, 64, 64], writer=one)
+        pipe.ring(sv[f32, 64], writer=two, beside=p)
+
+    fails(
+        k.compile, ScopeError,
+        "pipe.ring: beside is what the same role fills, got p: output of the one of 1 "
+        "st[bf16, 64, 64] and the two", at="pipe.ring(sv",
+        hint="p = pipe.ring(kind, writer=score); a = pipe.ring(other, writer=score, beside=p)",
     )  # fmt: skip
 
 

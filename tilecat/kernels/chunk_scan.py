@@ -33,7 +33,7 @@ from tilecat import f32, rt, rv, st, sv
 from ..language.scalars import minimum_of
 
 CHUNK = 64  # tokens; rows of S^T a warpgroup, too
-COLUMN = rv[f32, CHUNK, "col"]
+ROW, COLUMN = rv[f32, CHUNK], rv[f32, CHUNK, "col"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +51,9 @@ class Recurrence:
     def load(self, task: Any, at: At) -> None:
         """Producer: `tc.load_async` of each input of a chunk."""
         raise NotImplementedError
+
+    def start(self, task: Any) -> None:
+        """Score role: before the first chunk of a task."""
 
     def scores(self, task: Any, at: At, head: int) -> tuple[Any, ...]:
         """Score role: P of a head, f32 (64 x 64), masked; where decayed also vectors a and b.
@@ -130,6 +133,20 @@ class ChunkScan:
         row = task.first + number * CHUNK
         return At(row, minimum_of(task.last - row, CHUNK), number)
 
+    def mask(self, p: Any) -> Any:
+        """Scores of pairs that see each other."""
+        return (tc.triu if self.reverse else tc.tril)(p)
+
+    def decays(self, sums: Any) -> Any:
+        """Decays between the tokens of a chunk, by running sums of gates, base 2.
+
+        Factors of masked pairs may be infinite: masks come after.
+        """
+        tile = tc.empty(rt[f32, CHUNK, CHUNK])
+        tc.broadcast_row(tile, sums)
+        behind = tc.to_col_vector(sums)
+        return tc.exp2(behind - tile if self.reverse else tile - behind)
+
     def place(self, task: Any, index: Any) -> tuple[Any, Any]:
         """Head and first column of V of a warpgroup of the state role."""
         head = task.head * self.heads + index // self.slices
@@ -160,6 +177,10 @@ class ChunkScan:
         @pipe.load
         def _(task, step):
             work.load(task, self.at(task, step))
+
+        @self.score.start
+        def _(task):
+            work.start(task)
 
         @self.score.compute
         def _(task, step):
@@ -213,21 +234,20 @@ class ChunkScan:
         """State role: Y and the next S of a chunk."""
         (q, k, v), (total, y) = tiles, sums
         before = tc.as_a(total, self.dtype)
+        if self.decayed:  # ahead of all products: ptxas would wait for those under way
+            last = (self.b if self.reverse else self.a)[head].tile.at(CHUNK - 1)
+            tc.mul(total, tc.load(last), out=total)
         tc.mma_ABt(y, before, q, accumulate=False)
         made = work.values(*place, before)
         values = v if made is None else made
-        if self.decayed:
-            a, b = (tc.load(x[head].tile, COLUMN) for x in (self.a, self.b))
-            last = (self.b if self.reverse else self.a)[head].tile.at(CHUNK - 1)
-            tc.mul(total, tc.load(last), out=total)
         if made is None and (self.decayed or self.packed):
             made = tc.load(v.tile.T)
         if self.packed:
             tc.mask_cols(made, place[1].rows, 0.0)
         if self.decayed:
-            made = tc.cast(made * b, self.dtype)
+            made = tc.cast(made * tc.load(self.b[head].tile, COLUMN), self.dtype)
             tc.mma_wait()
-            tc.mul(y, a, out=y)
+            tc.mul(y, tc.load(self.a[head].tile, COLUMN), out=y)
         if values is v:
             tc.mma_AtBt(y, v, self.p[head])
         else:

@@ -1,35 +1,82 @@
-"""Causal linear attention, plain: `o_t = scale q_t S_t`, `S_t = S_(t-1) + k_t v_t`."""
+"""Causal linear attention, with scalar decays: `o_t = scale q_t S_t`, of each head.
+
+`S_t = exp(g_t) S_(t-1) + k_t v_t` (K x V): g is 0 (plain), one number a head (lightning, RetNet),
+one a token and head (simple gated linear attention, Mamba-2 without its dt), or a sum of both.
+Sums of g are f32, and exponents differences of them: `tc.decay_tile`.
+"""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import tilecat as tc
 from tilecat import DTypeVar, bf16, f16, f32, gl, rt, st
 
-from .chunk_scan import CHUNK, At, ChunkScan, Recurrence, tasks_of
+from .chunk_scan import CHUNK, ROW, At, ChunkScan, Recurrence, tasks_of
 
+LOG2_E = 1 / math.log(2)
+LEAST = -128.0
 T = DTypeVar("T", bf16, f16)
 
 
-class Plain(Recurrence):
-    """Scores without decay."""
+class Gated(Recurrence):
+    """Scores with decays.
 
-    def __init__(self, scan: ChunkScan, tensors: Any, tiles: Any, scale: Any):
+    Args:
+        scan: the core. tensors, tiles: of Q, K, V. scale: of the output.
+        g: gates [B, H, T], or None. gamma: gates [H], or None.
+    """
+
+    def __init__(self, scan: ChunkScan, tensors: Any, tiles: Any, scale: Any, g: Any, gamma: Any):
         self.scan, self.tensors, self.tiles, self.scale = scan, tensors, tiles, scale
-        self.s = tc.empty(rt[f32, CHUNK, CHUNK])
+        self.g, self.gamma, self.s = g, gamma, tc.empty(rt[f32, CHUNK, CHUNK])
+        self.ahead = [tc.empty(ROW) for _ in range(scan.heads if g is not None else 0)]
 
     def load(self, task: Any, at: At) -> None:
         """Q, K and V of the heads of a task."""
         for tensor, tiles in zip(self.tensors, self.tiles, strict=True):
             self.scan.load(tiles, tensor, task, at, columns=tiles is self.tiles[2])
 
+    def start(self, task: Any) -> None:
+        """Gates of the first chunk; gates of heads."""
+        heads = [task.head * self.scan.heads + i for i in range(self.scan.heads)]
+        for head in range(len(self.ahead)):
+            self.fetch(task, head, self.scan.at(task, 0).row)
+        self.constant = [] if self.gamma is None else [tc.load(self.gamma[h], f32) for h in heads]
+
+    def fetch(self, task: Any, head: int, row: Any) -> None:
+        """Loads the gates of a head's chunk, which are used a step later."""
+        place = self.g.at(task.batch, task.head * self.scan.heads + head, row)
+        tc.copy(self.ahead[head], tc.load(place, ROW))
+
+    def gates(self, task: Any, at: At, head: int) -> Any:
+        """Gates of a chunk's tokens, base 2; 0 behind the last.
+
+        2**-128 is 0 in f32: at least -128, so that sums of gates of -inf are numbers.
+        """
+        g: Any = tc.zeros(ROW)
+        if self.ahead:
+            tc.copy(g, self.ahead[head])
+            self.fetch(task, head, at.row + (-CHUNK if self.scan.reverse else CHUNK))
+        if self.constant:
+            g = g + self.constant[head]
+        g = tc.maximum(g * LOG2_E, LEAST, nan=True)
+        return tc.select(tc.row_index(self.s) < at.rows, g, 0.0)
+
     def scores(self, task: Any, at: At, head: int) -> tuple[Any, ...]:
-        """`tril(Q K^T)`."""
-        q, k, _ = self.tiles
-        tc.mma_ABt(self.s, q[head], k[head], accumulate=False)
+        """`Q K^T` times decays, and those to and from the ends of the chunk."""
+        (q, k, _), s = self.tiles, self.s
+        tc.mma_ABt(s, q[head], k[head], accumulate=False)
+        if not self.scan.decayed:
+            tc.mma_wait()
+            return (self.scan.mask(s),)
+        g = self.gates(task, at, head)
+        before, behind = tc.cumsum(g), tc.cumsum(g, exclusive=True, reverse=True)
+        decays = self.scan.decays(before)
         tc.mma_wait()
-        return ((tc.triu if self.scan.reverse else tc.tril)(self.s),)
+        a, b = (behind, before) if self.scan.reverse else (before, behind)
+        return self.scan.mask(tc.mul(s, decays, out=s)), tc.exp2(a), tc.exp2(b)
 
     def result(self, task: Any, at: At, index: Any, y: Any) -> Any:
         """Times the scale."""
@@ -40,19 +87,25 @@ class Plain(Recurrence):
 def linear_attention(
     Q: gl[T, "B", "H", "T", "K"], K: gl[T, "B", "H", "T", "K"], V: gl[T, "B", "H", "T", "V"],
     O: gl[T, "B", "H", "T", "V"], scale: f32, *args, dim=64, heads=1, slices=1, stages=3, depth=2,
-    reverse=False, packed=False, start=False, end=False, blocks_per_sm=1, registers=(None, None),
+    reverse=False, g=False, gamma=False, packed=False, start=False, end=False, blocks_per_sm=1,
+    registers=(None, None),
 ):  # fmt: skip
-    """O, and states f32 [sequences, H, K, V] before and after. args: cu_seqlens, start, end."""
+    """O, and states f32 [sequences, H, K, V] before and after.
+
+    args: g f32 [B, H, T], gamma f32 [H], cu_seqlens s32, states before and after; where wanted.
+    """
     args = list(args)
-    starts = args.pop(0) if packed else None
-    states = [args.pop(0) if wanted else None for wanted in (start, end)]
+    gates, gammas, starts, *states = (
+        args.pop(0) if wanted else None for wanted in (g, gamma, packed, start, end)
+    )
     blocks = tc.cdiv(V.cols, CHUNK * slices)
     tasks = tasks_of(tc.cdiv(Q.size(1), heads), Q.size(0), Q.rows, blocks, starts)
     scan = ChunkScan(Q.dtype, tasks, heads=heads, slices=slices, stages=stages, depth=depth,
-                     reverse=reverse, packed=packed, blocks_per_sm=blocks_per_sm,
-                     registers=registers)  # fmt: skip
+                     reverse=reverse, decayed=g or gamma, packed=packed,
+                     blocks_per_sm=blocks_per_sm, registers=registers)  # fmt: skip
     q = scan.pipe.input(st[Q.dtype, CHUNK, dim], count=heads)
     k = scan.pipe.input(st[Q.dtype, CHUNK, dim], count=heads)
     v = scan.pipe.input(st[Q.dtype, CHUNK, CHUNK], count=heads * slices)
+    work = Gated(scan, (Q, K, V), (q, k, v), scale, gates, gammas)
     turned = [None if x is None else x.permute(0, 1, 3, 2) for x in states]
-    scan.run(Plain(scan, (Q, K, V), (q, k, v), scale), q, k, v, O, *turned)
+    scan.run(work, q, k, v, O, *turned)

@@ -1,0 +1,47 @@
+"""Linear recurrences token by token, in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+
+def gated(
+    q: Any, k: Any, v: Any, g: Any = 0.0, state: Any = None, scale: float = 1.0,
+    reverse: bool = False,
+) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    """`o_t = scale q_t S_t`, `S_t = exp(g_t) S_(t-1) + k_t v_t`, and the last S.
+
+    Args:
+        q, k: H x T x K.
+        v: H x T x V.
+        g: what broadcasts to H x T.
+        state: S before the first token, H x K x V; None: 0.
+        scale: of the output.
+        reverse: tokens see those from their own on: S_t = k_t v_t + exp(g_(t+1)) S_(t+1); the last
+            S is exp(g_0) S_0.
+    """
+    q, k, v = (np.asarray(x).astype(np.float64) for x in (q, k, v))
+    heads, length, _ = q.shape
+    decay = np.exp(np.broadcast_to(np.asarray(g, np.float64), (heads, length)))[..., None, None]
+    s = np.zeros((heads, k.shape[2], v.shape[2])) if state is None else state.astype(np.float64)
+    out = np.zeros(v.shape)
+    for t in range(length)[:: -1 if reverse else 1]:
+        s = (s if reverse else decay[:, t] * s) + k[:, t, :, None] * v[:, t, None, :]
+        out[:, t] = scale * (q[:, t, None] @ s)[:, 0]
+        s = decay[:, t] * s if reverse else s
+    return out, s
+
+
+def assert_near(got: Any, wanted: Any, limit: float) -> None:
+    """Root mean square of the error, of all and of the worst row, relative to all; NaN fails."""
+    got, wanted = np.asarray(got).astype(np.float64), np.asarray(wanted)
+    assert got.shape == wanted.shape
+    if not wanted.size:
+        return
+    size = float(np.sqrt((wanted**2).mean())) or 1.0
+    error = np.sqrt(((got - wanted) ** 2).mean()) / size
+    worst = np.sqrt(((got - wanted) ** 2).mean(-1).max()) / size
+    assert error <= limit, f"error {error:.2g}, limit {limit:.2g}"
+    assert worst <= 16 * limit, f"worst row {worst:.2g}, limit {16 * limit:.2g}"
