@@ -34,8 +34,9 @@ def launched(kernel, *args) -> None:
     tensors = [on_gpu(arg) if isinstance(arg, np.ndarray) else arg for arg in args]
     kernel(*tensors, grid=1)
     out = max(i for i, arg in enumerate(args) if isinstance(arg, np.ndarray))
-    raw = tensors[out].view(torch.uint8) if args[out].dtype.name in VIEWS else tensors[out]
-    args[out][...] = raw.cpu().numpy().view(args[out].dtype)
+    back = tensors[out].cpu().contiguous()
+    raw = back.view(torch.uint8) if args[out].dtype.name in VIEWS else back
+    args[out][...] = raw.numpy().view(args[out].dtype)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
