@@ -139,7 +139,14 @@ from .language.scans import (
 )
 from .language.sections import cta_id, num_ctas, sync, warp_id, warpgroup, warps
 from .language.shared_maps import map_shared
-from .language.tensor import copy_scales, free_tmem, mma_commit, tmem
+from .language.tensor import (
+    copy_scales,
+    free_tmem,
+    load_row_max,
+    load_row_min,
+    mma_commit,
+    tmem,
+)
 from .language.transfers import (
     copy,
     copy_async,
@@ -284,6 +291,8 @@ __all__ = [
     "load",
     "load_async",
     "load_bulk",
+    "load_row_max",
+    "load_row_min",
     "Loc",
     "longest_first",
     "lower_fill",

@@ -11,8 +11,9 @@ from types import CodeType
 from typing import Any
 
 from .arch import Arch
-from .errors import LOCATORS, Loc, ScopeError, TileError, caller_loc
+from .errors import LOCATORS, LayoutError, Loc, ScopeError, TileError, caller_loc
 from .ir import Block, Kernel, Op, Scope, Value
+from .tiles import RegTileType, RegVecType, TileType
 
 _ASSIGNED = re.compile(r"\s*([A-Za-z_]\w*)\s*(?:\+|-|\*|/)?=(?!=)[\s(]*", re.ASCII)
 _TUPLE = re.compile(r"\s*\w+\s*,[\s\w,]*=", re.ASCII)  # a, b = ...
@@ -105,6 +106,7 @@ class Builder:
             if known is not None:
                 return known
         types = op.infer()
+        _check_fragment(op, types)
         name = op.name_hint or assigned_name(mine)
         op.results = tuple(Value(t, name, op.loc) for t in types)
         for value in op.results:
@@ -141,6 +143,24 @@ class Builder:
                 f"ended, got {value!r}{made}",
                 loc=op.loc,
                 hint="make the tile before the block, or a tc.var, and write to it inside",
+            )
+
+
+def _check_fragment(op: Op, types: tuple[TileType, ...]) -> None:
+    """Tiles that lie otherwise than mma's go to ops that read how they lie.
+
+    Raises:
+        LayoutError: an op that does not.
+    """
+    if op.any_fragment:
+        return
+    for kind in (*(value.type for value in op.operands()), *types):
+        held = isinstance(kind, RegTileType | RegVecType) and kind.layout.fragment
+        if held and not held.of_mma:
+            raise LayoutError(
+                f"{op.label}: works on tiles that lie as mma's do, got {kind}",
+                hint="tc.regroup(x) of 16 rows a warp; else tc.store(shared, x), tc.sync(), "
+                "tc.load(shared)",
             )
 
 

@@ -123,12 +123,14 @@ class Op:
         verb: how users write it, with its attributes in braces; empty: its class in lower case.
         scopes: scopes that may execute it (empty: any).
         pure: no effect; equal operands give equal results, so one of two may be dropped.
+        any_fragment: takes register tiles that lie otherwise than mma's (`rt[..., "32x32b"]`).
     Methods a subclass gives: `infer` (result types, or an error), `effects`, `emit` (PTX).
     """
 
     verb: ClassVar[str] = ""
     scopes: ClassVar[tuple[Scope, ...]] = ()
     pure: ClassVar[bool] = False
+    any_fragment: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         """Every op starts without results, line and scope; the builder sets them."""

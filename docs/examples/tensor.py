@@ -25,6 +25,22 @@ def product(A: gl[bf16, "M", "K"], B: gl[bf16, "N", "K"], C: gl[f32, "M", "N"]):
 
 text = product.compile(target="sm_100a").ptx
 """
+ROWS = """
+ROW = rt[f32, 128, 64, "32x32b"]   # a row a thread of a warpgroup
+
+@tc.kernel
+def softmax(X: gl[f32, "M", "N"], Y: gl[f32, "M", "N"]):
+    scores = tc.tmem(tt[f32, 128, 64])
+    with tc.warpgroup():
+        tc.store(scores, tc.load(X[0, 0], ROW))
+        tc.sync()
+        x, most = tc.load_row_max(scores, ROW)
+        y = tc.exp(x - most)
+        tc.store(Y[0, 0], y / tc.row_sum(y))
+        tc.free_tmem()
+
+text = softmax.compile(target="sm_103a").ptx
+"""
 SCALED = """
 @tc.kernel
 def product(
@@ -70,11 +86,14 @@ A pipeline's `accumulator` is such a tile on these chips, and the same kernel ru
 Products with scales (MXFP8, MXFP4, NVFP4) take them from tensor memory too, from which copies of
 shared memory bring them: `tcgen05.mma` of the kinds `mxf8f6f4`, `mxf4` and `mxf4nvf4`.
 """,
-    ("tt", "tmem", "mma_commit", "free_tmem", "sc", "copy_scales"),
+    ("tt", "tmem", "mma_commit", "free_tmem", "load_row_max", "load_row_min", "sc", "copy_scales"),
     (
         E("tt tmem mma_commit free_tmem", PRODUCT,
           ("text.count('tcgen05.mma.cta_group::1.kind::f16') == 4",
            "'tcgen05.ld.sync.aligned.16x256b.x8.b32' in text")),
+        E("load_row_max load_row_min", ROWS,
+          ("'tcgen05.ld.red.sync.aligned.32x32b.x64.max.f32' in text",
+           "'shfl' not in text")),
         E("sc copy_scales", SCALED,
           ("text.count('kind::mxf8f6f4.block_scale.block32') == 4",
            "text.count('tcgen05.cp.cta_group::1.32x128b.warpx4') == 2")),

@@ -19,7 +19,8 @@ RUBIN = Arch(
     name="rubin",
     target="sm_107a",
     ptx_version="9.4",
-    features=FEATURES | {"wide_k", "collector_b", "early_a", "exclusive_columns", "oversized"},
+    features=FEATURES
+    | {"wide_k", "collector_b", "early_a", "exclusive_columns", "oversized", "load_reduced"},
     limits=(
         *SM_LIMITS,
         ("shared_bytes_oversized", Limit(334848, "bytes a CTA", _OVERSIZED)),

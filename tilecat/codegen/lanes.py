@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..ir import Value
-from ..layouts import AccessPlan, LaneTerm
+from ..layouts import AccessPlan, Fragment, LaneTerm
+from ..layouts.access import xor_terms
 from ..ops.memory import AllocScratch
 from ..ptx import instructions as ptx
 
@@ -37,6 +38,26 @@ def thread_number(w: Writer, register: str) -> None:
     w.line(ptx.alu("bfi.b32", number, half, number, 5, 1))
     w.line(ptx.alu("setp.lt.u32", in_pair, register, paired))
     w.line(ptx.alu("selp.b32", register, number, register, in_pair))
+
+
+def lane_place(w: Writer, held: Fragment, warps: int, *, of_row: bool) -> str:
+    """First row, or column, of a fragment that this thread holds, from the bits of its number."""
+    places = [row if of_row else runs * held.run for row, runs in held.lanes]
+    warp = w.warp() if of_row and warps > 1 else None
+
+    def build(total: str) -> None:
+        terms = xor_terms(places)
+        if not terms:
+            w.line(ptx.alu("mov.b32", total, 0))
+        for index, term in enumerate(terms):
+            part = _term(w, term, total if index == 0 else None)
+            if index:
+                w.line(ptx.alu("add.u32", total, total, part))
+        if warp is not None:
+            w.line(ptx.alu("mad.lo.u32", total, warp, held.rows, total))
+
+    hint = "lane_row" if of_row else "lane_col"
+    return w.local((hint, held, warps), "b32", hint, build)
 
 
 def access_addresses(w: Writer, tile: Value, plan: AccessPlan) -> list[str]:

@@ -272,11 +272,12 @@ class Writer:
 
         return self.local(("lane_col", run), "b32", "lane_col", build)
 
-    def lane_position(self, kind: RegTileType, axis: str) -> str:
-        """First row (axis "row") or column ("col") of a register tile this thread holds."""
-        if (axis == "row") == (kind.order == "row"):
-            return self.lane_row(kind.warps)
-        return self.lane_col(kind.layout.fragment.run)
+    def lane_position(self, kind: RegTileType | RegVecType, axis: str) -> str:
+        """First row (axis "row") or column ("col") of a tile, or of its vector, of this thread."""
+        held, aligned = kind.layout.fragment, axis == getattr(kind, "order", "row")
+        if not held.of_mma:
+            return lanes.lane_place(self, held, kind.warps, of_row=aligned)
+        return self.lane_row(kind.warps) if aligned else self.lane_col(held.run)
 
     def rank(self, warps: int) -> str:
         """Thread in its warpgroup (4 warps) or lane in its warp (1)."""

@@ -42,7 +42,7 @@ def held_by_scope(kind: Any, name: str) -> Any:
     if isinstance(kind, RegTileType) and kind.order == "col":
         along = kind.cols
     spread = isinstance(kind, RegTileType) or kind.axis == "row"
-    if spread and along % (16 * warps):
+    if spread and along % (kind.layout.fragment.rows * warps):
         what = "rows" if getattr(kind, "order", "row") == "row" else "columns"
         raise LayoutError(
             f"{name}: a warpgroup's register tile has a multiple of 64 {what} (16 a warp), "

@@ -80,7 +80,8 @@ def load(
             to gather, `starts[b]`.
         kind: the registers' type: `rt[f32, 64, 64]`, `rv[f32, 64]`; for a place also f32, s32 or
             u32, for one element. Without one a shared tile keeps its shape, a shared vector
-            becomes a row vector. An f32 vector takes bf16 and f16 from memory, exactly.
+            becomes a row vector. An f32 vector takes bf16 and f16 from memory, exactly. For a tile
+            of tensor memory it says by which shape: `rt[f32, 128, 64, "32x32b"]`, a row a thread.
         order: for a shared tile, the fragment: "row", or "col" for the B operand of a warp's mma.
         fill: for a place, what elements outside the tensor are.
 
@@ -93,7 +94,7 @@ def load(
     if isinstance(source, PeerTile):
         return _load_peer(source, kind, order)
     if isinstance(source, TensorTile):
-        return load_tensor(source)
+        return load_tensor(source, kind)
     source = getattr(source, "tile", source)
     if isinstance(source, SharedElement):
         return _load_element(source, kind)

@@ -29,18 +29,12 @@ from ..builder import add, assigned_name, current
 from ..errors import LayoutError, ResourceError, ScopeError
 from ..ir import Scope, Value
 from ..ops.mma_tensor import Commit
-from ..ops.tensor import (
-    ROWS,
-    AllocTensor,
-    AllocTensorMemory,
-    FreeTensorMemory,
-    LoadTensor,
-    StoreTensor,
-    ViewTensor,
-)
+from ..ops.tensor import AllocTensor, AllocTensorMemory, FreeTensorMemory, ViewTensor
+from ..ops.tensor_moves import ROWS, LoadReduced, LoadTensor, StoreTensor
 from ..ops.tensor_scales import CopyScales
 from ..tiles import (
     SCALE_CHUNK_COLUMNS,
+    RegTileType,
     ScalesType,
     TensorScalesType,
     TensorTileType,
@@ -49,7 +43,7 @@ from .barriers import Barrier, rank_of
 from .scalars import operand_of
 from .sections import WARPGROUP_THREADS
 from .spans import spans_of
-from .values import RegTile, SharedVec, _NoPythonValue
+from .values import RegTile, RegVec, SharedVec, _NoPythonValue
 
 COLUMN_STEP = 32  # tiles start at multiples of what is allocated at least (PTX ISA 9.7.16.7.1)
 
@@ -337,9 +331,72 @@ def copy_scales(target: TensorScales, source: Any) -> None:
     add(CopyScales(target.value, source.value))
 
 
-def load_tensor(tile: TensorTile) -> RegTile:
-    """A new register tile, of 64 rows; of a tile of 128 rows each of two warpgroups has its own."""
-    return RegTile(add(LoadTensor(tile.value, None, _pair("load", tile.type))).result)
+def load_tensor(tile: TensorTile, kind: Any = None) -> RegTile:
+    """A new register tile, of 64 rows; of a tile of 128 rows each of two warpgroups has its own.
+
+    Of a kind that says 32x32b one warpgroup has all 128 rows, one a thread.
+    """
+    held = _registers("load", kind)
+    op = LoadTensor(tile.value, None, _pair("load", tile.type, held), held)
+    return RegTile(add(op).result)
+
+
+def _registers(name: str, kind: Any) -> RegTileType | None:
+    if kind is not None and not isinstance(kind, RegTileType):
+        raise LayoutError(
+            f"{name}: a tile of tensor memory becomes a register tile, got {kind!r}",
+            hint='tc.load(tile, tc.rt[tc.f32, 128, 64, "32x32b"])',
+        )
+    return kind
+
+
+def load_row_max(
+    tile: TensorTile, kind: RegTileType, *, absolute: bool = False, nan: bool = False
+) -> tuple[RegTile, RegVec]:
+    """Loads a tile of tensor memory, and with it the largest element of each row.
+
+    Args:
+        tile: sums of f32 or s32.
+        kind: `rt[f32, 128, cols, "32x32b"]`, or `rt[f32, 64, cols, "16x32bx2"]`.
+        absolute: the largest |x|, of f32.
+        nan: a NaN element is the result, of f32; else they are ignored.
+
+    Returns:
+        The register tile, and the vector of its rows.
+
+    Raises:
+        ArchError: a target without `tcgen05.ld.red`: all but sm_103a and sm_107a.
+        LayoutError: another shape, or tile.
+
+    Scope: warpgroup. PTX: `tcgen05.ld.red` (ISA 9.7.16.8.3).
+    """
+    return _load_reduced("max", tile, kind, absolute, nan)
+
+
+def load_row_min(
+    tile: TensorTile, kind: RegTileType, *, absolute: bool = False, nan: bool = False
+) -> tuple[RegTile, RegVec]:
+    """Loads a tile of tensor memory, and with it the least element of each row.
+
+    As `tc.load_row_max`.
+    """
+    return _load_reduced("min", tile, kind, absolute, nan)
+
+
+def _load_reduced(
+    name: str, tile: TensorTile, kind: Any, absolute: bool, nan: bool
+) -> tuple[RegTile, RegVec]:
+    verb = f"load_row_{name}"
+    current().arch.require("load_reduced", verb, f"x = tc.load(tile, kind), then tc.row_{name}(x)")
+    held = _registers(verb, kind)
+    if not isinstance(tile, TensorTile) or held is None:
+        raise LayoutError(
+            f"{verb}: loads a tile of tensor memory, got {tile!r} and {kind!r}",
+            hint=f'tc.{verb}(tile, tc.rt[tc.f32, 128, 64, "32x32b"])',
+        )
+    _pair(verb, tile.type, held)
+    op = add(LoadReduced(tile.value, held, name, absolute, nan))
+    return RegTile(op.results[0]), RegVec(op.results[1])
 
 
 def store_tensor(tile: TensorTile, source: Any) -> None:
@@ -350,20 +407,30 @@ def store_tensor(tile: TensorTile, source: Any) -> None:
     """
     if not isinstance(source, RegTile):
         raise LayoutError(f"store: stores a register tile, got {source!r}")
-    add(StoreTensor(tile.value, source.value, _pair("store", tile.type)))
+    add(StoreTensor(tile.value, source.value, _pair("store", tile.type, source.type)))
 
 
-def _pair(name: str, kind: TensorTileType) -> bool:
+def _pair(name: str, kind: TensorTileType, held: RegTileType | None) -> bool:
     """Whether two warpgroups move a tile together, 64 rows each.
 
     Warps are numbered for the one or the other (see `docs/design/tensor-memory.md`), so a kernel's
-    warpgroups move tiles of 64 rows, or of 128.
+    warpgroups move tiles of 64 rows, or of 128 together; by 32x32b one alone moves 128, beside
+    such of 64.
 
     Raises:
         LayoutError: they move others too.
     """
     kernel = current().kernel
-    rows = kernel.facts.setdefault("tensor_rows", kind.rows)
+    alone = held is not None and held.layout.fragment.rows > 16
+    rows = kernel.facts.setdefault("tensor_rows", ROWS if alone else kind.rows)
+    if alone:
+        if rows == ROWS:
+            return False
+        raise LayoutError(
+            f"{name}: a kernel's warpgroups move tiles of 128 rows two together, or by 32x32b each "
+            f"alone, got {held} beside tiles of {rows} rows that two move",
+            hint="32x32b for all tiles of 128 rows",
+        )
     if rows != kind.rows:
         raise LayoutError(
             f"{name}: the warpgroups of a kernel move tiles of tensor memory of one height, got "

@@ -236,7 +236,7 @@ class RegTile(Registers):
         part = RegTileType(kind.dtype, rows, cols, kind.warps, kind.order, kind.kept)
         registers = part_registers(kind.layout, part.layout, row, col)
         if registers is None:
-            step, tall = kind.layout.fragment.step, 16 * kind.warps
+            step, tall = kind.layout.fragment.step, kind.layout.fragment.rows * kind.warps
             units = (tall, step) if kind.order == "row" else (step, tall)
             raise LayoutError(
                 f"slice: parts of {kind} start at rows that are a multiple of {units[0]} and "

@@ -18,11 +18,21 @@ from .banks import (
 from .descriptors import DescriptorFields, MatrixDescriptor, matrix_descriptor
 from .linear import LinearMap
 from .permute import column_order, permuted_indices
-from .registers import Fragment, RegisterLayout, VectorLayout
+from .registers import (
+    TENSOR_FRAGMENTS,
+    Fragment,
+    RegisterLayout,
+    VectorLayout,
+    fragment_name,
+    fragment_of,
+    tensor_fragment,
+    tensor_shape,
+)
 from .shared import SharedLayout, SharedVectorLayout
 from .shuffle import LaneFunction, LayoutChange, Round, layout_change
 
 __all__ = [
+    "TENSOR_FRAGMENTS",
     "Access",
     "AccessPlan",
     "DescriptorFields",
@@ -39,6 +49,8 @@ __all__ = [
     "VectorLayout",
     "bank_conflicts",
     "column_order",
+    "fragment_name",
+    "fragment_of",
     "ideal_wavefronts",
     "layout_change",
     "ldmatrix_conflicts",
@@ -47,6 +59,8 @@ __all__ = [
     "permuted_indices",
     "plan_access",
     "stmatrix_applies",
+    "tensor_fragment",
+    "tensor_shape",
     "stmatrix_conflicts",
     "vector_width",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..dtypes import DType
@@ -12,29 +12,106 @@ from .shared import nearest_multiple
 LANES = 32
 
 
+MMA_LANES = ((0, 1), (0, 2), (1, 0), (2, 0), (4, 0))
+
+
 @dataclass(frozen=True)
 class Fragment:
-    """How a warp's 16 rows lie over lanes and element indices.
+    """How the rows of a warp lie over lanes and element indices: a linear map of their bits.
 
-    Lane l holds, of rows l // 4 and l // 4 + 8, `run` adjacent columns of each `step`, from
-    column run * (l % 4); indices count the adjacent columns, then the two rows, then the steps.
+    Of `mma`: lane l holds, of rows l // 4 and l // 4 + 8, `run` adjacent columns of each `step`,
+    from column run * (l % 4); indices count the adjacent columns, then the two rows, then the
+    steps.
 
     Args:
         run: adjacent columns of one lane: 2 (pairs), 4 (quads) or 1 (singles).
+        lanes: (rows, runs of columns) that each bit of the lane's number is further on.
+        halves: rows of one lane: 2, 8 apart, or 1.
     """
 
     run: int
+    lanes: tuple[tuple[int, int], ...] = MMA_LANES
+    halves: int = 2
+
+    @property
+    def of_mma(self) -> bool:
+        """Whether rows lie as in the fragments of mma: a lane has two, four lanes share them."""
+        return self.lanes == MMA_LANES
+
+    @property
+    def rows(self) -> int:
+        """Rows of a warp: 16, or 32."""
+        return self.halves * (1 + sum(row for row, _ in self.lanes))
+
+    @property
+    def lanes_of_a_row(self) -> tuple[int, ...]:
+        """Bits of the lane's number, as masks, that differ in the lanes which share a row."""
+        return tuple(1 << bit for bit, (_, runs) in enumerate(self.lanes) if runs)
 
     @property
     def step(self) -> int:
-        """Columns of 2 * run elements: 4 lanes times the run."""
-        return 4 * self.run
+        """Columns of the lanes of a row: of mma 4 lanes times the run."""
+        return self.run << len(self.lanes_of_a_row)
+
+    def lane_row(self, lane: Any) -> Any:
+        """First row that a lane holds; int or array."""
+        return sum((lane >> bit & 1) * row for bit, (row, _) in enumerate(self.lanes))
+
+    def lane_col(self, lane: Any) -> Any:
+        """First column that a lane holds."""
+        return sum((lane >> bit & 1) * runs * self.run for bit, (_, runs) in enumerate(self.lanes))
+
+    def lane_of(self, row: Any, col: Any) -> Any:
+        """The lane that holds a row of a warp and a column of a step."""
+        found = row * 0
+        for bit, (rows, runs) in enumerate(self.lanes):
+            of_bit = row // rows if rows else col // self.run // runs
+            found = found + (of_bit % 2 << bit)
+        return found
 
 
 # PTX ISA, wgmma: Register Fragments (D of every type and A of m64nNk16: pairs; A of m64nNk32:
 # quads; A of m64nNk8: singles), and mma: Matrix Fragments for m16n8k16, m16n8k32, m16n8k8, which
 # have the same pattern in a warp's 16 rows.
 PAIRS, QUADS, SINGLES = Fragment(2), Fragment(4), Fragment(1)
+
+# PTX ISA 9.7.16.2.3.1, fragments of tcgen05.ld and .st, of columns of 32 bits. Those of 16x128b and
+# 16x256b are mma's, singles and pairs. 16x32bx2: lanes 16 to 31 have the rows' second half.
+TENSOR_FRAGMENTS = {
+    "32x32b": Fragment(1, tuple((1 << bit, 0) for bit in range(5)), 1),
+    "16x64b": Fragment(1, ((8, 0), (0, 1), (1, 0), (2, 0), (4, 0)), 1),
+    "16x128b": SINGLES,
+    "16x256b": PAIRS,
+    "16x32bx2": Fragment(1, (*((1 << bit, 0) for bit in range(4)), (0, 1)), 1),
+}
+
+
+def tensor_fragment(shape: str, dtype: DType, cols: int) -> Fragment:
+    """How a tile of `cols` columns lies that `tcgen05.ld` of a shape loads, or `.st` stores.
+
+    A register has a column, or the 16-bit (8-bit) elements of an A in one; of packed f16 sums, two
+    columns.
+    """
+    one = TENSOR_FRAGMENTS[shape]
+    each = max(1, 32 // dtype.bits)
+    run = {"32x32b": 1, "16x32bx2": cols // 2}.get(shape, one.run * each)
+    return replace(one, run=run)
+
+
+def fragment_name(fragment: Fragment) -> str:
+    """What a fragment other than mma's is called: the shape of `tcgen05.ld` whose lanes it has."""
+    return next(name for name, one in TENSOR_FRAGMENTS.items() if one.lanes == fragment.lanes)
+
+
+def tensor_shape(layout: RegisterLayout) -> str | None:
+    """The shape of `tcgen05.ld` and `.st` that has a tile's fragment; None: none has."""
+    if layout.order != "row":
+        return None
+    found = (
+        shape for shape in TENSOR_FRAGMENTS
+        if tensor_fragment(shape, layout.dtype, layout.cols) == layout.fragment
+    )  # fmt: skip
+    return next(found, None)
 
 
 def fragment_of(dtype: DType) -> Fragment:
@@ -129,25 +206,31 @@ class RegisterLayout:
         """Elements of the axis that runs along the index: columns for order "row"."""
         return self.cols if self.order == "row" else self.rows
 
+    @property
+    def _per_block(self) -> int:
+        """Elements of a thread of a block, a warp's rows of each warp."""
+        return self._across * self.fragment.rows // LANES
+
     def row_col(self, thread: Any, index: Any) -> tuple[Any, Any]:
         """The element (row, col) that `thread` holds at element `index`; ints or arrays."""
-        run, step = self.fragment.run, self.fragment.step
+        held, run = self.fragment, self.fragment.run
         lane, warp = thread % LANES, thread // LANES
-        per_block = self._across // 2
-        block, i = index // per_block, index % per_block
-        row = 16 * (self.warps * block + warp) + lane // 4 + 8 * (i // run % 2)
-        col = step * (i // (2 * run)) + run * (lane % 4) + i % run
+        block, i = index // self._per_block, index % self._per_block
+        row = held.rows * (self.warps * block + warp) + held.lane_row(lane)
+        row = row + 8 * (i // run % held.halves)
+        col = held.step * (i // (held.halves * run)) + held.lane_col(lane) + i % run
         return (row, col) if self.order == "row" else (col, row)
 
     def index_of(self, row: Any, col: Any) -> tuple[Any, Any]:
         """The (thread, index) that holds element (row, col); ints or arrays."""
         if self.order == "col":
             row, col = col, row
-        run, step = self.fragment.run, self.fragment.step
-        warp, block = row // 16 % self.warps, row // (16 * self.warps)
-        thread = LANES * warp + row % 8 * 4 + col % step // run
-        inside = 2 * run * (col // step) + run * (row // 8 % 2) + col % run
-        return thread, block * (self._across // 2) + inside
+        held, run = self.fragment, self.fragment.run
+        warp, block = row // held.rows % self.warps, row // (held.rows * self.warps)
+        thread = LANES * warp + held.lane_of(row % held.rows, col % held.step)
+        half = row // 8 % held.halves
+        inside = held.halves * run * (col // held.step) + run * half + col % run
+        return thread, block * self._per_block + inside
 
     def vector(self, axis: str, dtype: DType | None = None) -> VectorLayout:
         """The layout of a vector with one value a row (axis "rows") or a column ("cols").
@@ -216,9 +299,12 @@ class VectorLayout:
     @property
     def elements_per_thread(self) -> int:
         """Values of one thread, copies included."""
+        held = self.fragment
         if self.kind == "plain":
             return -(-self.length // self.threads)
-        return self.length // (8 * self.warps) if self.kind == "aligned" else self.length // 4
+        if self.kind == "aligned":
+            return self.length // (held.rows * self.warps) * held.halves
+        return self.length * held.run // held.step
 
     @property
     def registers_per_thread(self) -> int:
@@ -229,21 +315,23 @@ class VectorLayout:
         """The element that `thread` holds at `index` (plain: may be past the end)."""
         if self.kind == "plain":
             return index * self.threads + thread
-        lane, warp = thread % LANES, thread // LANES
+        held, lane, warp = self.fragment, thread % LANES, thread // LANES
         if self.kind == "aligned":
-            return 16 * (self.warps * (index // 2) + warp) + lane // 4 + 8 * (index % 2)
-        run, step = self.fragment.run, self.fragment.step
-        return step * (index // run) + run * (lane % 4) + index % run
+            block, half = index // held.halves, index % held.halves
+            return held.rows * (self.warps * block + warp) + held.lane_row(lane) + 8 * half
+        return held.step * (index // held.run) + held.lane_col(lane) + index % held.run
 
     def index_of(self, position: Any) -> tuple[Any, Any]:
         """The lowest (thread, index) that holds an element."""
         if self.kind == "plain":
             return position % self.threads, position // self.threads
+        held, run = self.fragment, self.fragment.run
         if self.kind == "aligned":
-            warp, block = position // 16 % self.warps, position // (16 * self.warps)
-            return LANES * warp + position % 8 * 4, 2 * block + position // 8 % 2
-        run, step = self.fragment.run, self.fragment.step
-        return position % step // run, run * (position // step) + position % run
+            warp, block = position // held.rows % self.warps, position // (held.rows * self.warps)
+            lane = held.lane_of(position % held.rows, position * 0)
+            return LANES * warp + lane, held.halves * block + position // 8 % held.halves
+        lane = held.lane_of(position * 0, position % held.step)
+        return lane, run * (position // held.step) + position % run
 
 
 def _check_register_shape(layout: RegisterLayout) -> None:
@@ -259,9 +347,10 @@ def _check_register_shape(layout: RegisterLayout) -> None:
             hint="a warp's tile or a warpgroup's",
         )
     across = 32 if dtype.bits == 8 and layout.kept is None else 8
-    units = {"rows": 16 * warps, "cols": across}
+    across = max(across, layout.fragment.step) if not layout.fragment.of_mma else across
+    units = {"rows": layout.fragment.rows * warps, "cols": across}
     if order == "col":
-        units = {"rows": across, "cols": 16 * warps}
+        units = {"rows": across, "cols": units["rows"]}
     for axis, unit in units.items():
         extent = getattr(layout, axis)
         if extent <= 0 or extent % unit:
@@ -275,7 +364,7 @@ def _check_register_shape(layout: RegisterLayout) -> None:
 
 def _check_vector(layout: VectorLayout) -> None:
     units = {
-        "aligned": 16 * layout.warps,
+        "aligned": layout.fragment.rows * layout.warps,
         "plain": 1,
         "orthogonal": 32 if layout.dtype.bits == 8 and layout.kept is None else 8,
     }

@@ -66,11 +66,10 @@ from .tensor import (
     AllocTensor,
     AllocTensorMemory,
     FreeTensorMemory,
-    LoadTensor,
-    StoreTensor,
     TensorFence,
     ViewTensor,
 )
+from .tensor_moves import LoadReduced, LoadTensor, StoreTensor
 from .tensor_scales import CopyScales
 from .tma import BulkLoad, BulkStore, BulkWait, TmaLoad, TmaPrefetch, TmaStore
 from .triangular import TriangularInverse
@@ -92,7 +91,7 @@ ALL_OPS: tuple[type[Op], ...] = (
     AtomicGlobal, AtomicShared, AtomicVector,
     Mma, WarpMma, MmaWait, ViewRegisters,
     AllocTensor, AllocTensorMemory, FreeTensorMemory, ViewTensor, LoadTensor, StoreTensor,
-    TensorFence, TensorMma, CopyScales, Commit, ElectIssuer,
+    LoadReduced, TensorFence, TensorMma, CopyScales, Commit, ElectIssuer,
     ChangeLayout, AllocRegisters, Map, Fill, Spread, Mask, CompareElements, SelectElements, Indices,
     ChangeVector, Scan, RandomBits, ConvertCodes, PackCodes,
     TriangularInverse,

@@ -48,6 +48,7 @@ class CompareElements(Op):
 
     verb: ClassVar[str] = "{name}"
     scopes: ClassVar[tuple[Scope, ...]] = TILE_SCOPES
+    any_fragment: ClassVar[bool] = True
     name: str = attribute()
     a: Operand = operand()
     b: Operand = operand()
@@ -93,6 +94,7 @@ class SelectElements(Op):
 
     verb: ClassVar[str] = "select"
     scopes: ClassVar[tuple[Scope, ...]] = TILE_SCOPES
+    any_fragment: ClassVar[bool] = True
     p: Operand = operand()
     a: Operand = operand()
     b: Operand = operand()
@@ -187,6 +189,7 @@ class Indices(Op):
 
     verb: ClassVar[str] = "{axis}_index"
     scopes: ClassVar[tuple[Scope, ...]] = TILE_SCOPES
+    any_fragment: ClassVar[bool] = True
     kind: RegVecType = attribute()
     axis: str = attribute()
 
@@ -214,6 +217,4 @@ def vector_start(w: Any, kind: RegVecType) -> str:
     """The first position of a vector this thread holds."""
     if kind.axis == "plain":
         return str(w.rank(kind.warps))
-    if kind.axis == "row":
-        return str(w.lane_row(kind.warps))
-    return str(w.lane_col(kind.layout.fragment.run))
+    return str(w.lane_position(kind, kind.axis))

@@ -28,6 +28,7 @@ class Cast(Op):
     """
 
     scopes: ClassVar[tuple[Scope, ...]] = TILE_SCOPES
+    any_fragment: ClassVar[bool] = True
     tile: Value = operand()
     dtype: DType = attribute()
     out: Value | None = operand(default=None)

@@ -98,7 +98,8 @@ def _outer(name: str, vectors: Sequence[RegVecType]) -> RegType:
     if set(sides) != {"row", "col"}:
         return vectors[0]
     row, col = sides["row"], sides["col"]
-    if row.dtype != col.dtype or row.warps != col.warps:
+    lanes = {vector.layout.fragment.lanes for vector in (row, col)}
+    if row.dtype != col.dtype or row.warps != col.warps or len(lanes) > 1:
         raise LayoutError(
             f"{name}: a row vector and a column vector that make a tile have one dtype and one "
             f"scope, got {row} and {col}"
@@ -122,7 +123,8 @@ def check_fits(name: str, kind: RegType, whole: RegType) -> None:
                 f"got {kind} with {whole}",
                 hint=_fitting_vector(kind, fits),
             )
-        if kind.axis == "col" and kind.layout.fragment != wanted.layout.fragment:
+        mine, held = kind.layout.fragment, wanted.layout.fragment
+        if mine.lanes != held.lanes or kind.axis == "col" and mine != held:
             raise LayoutError(
                 f"{name}: the vector lies with tiles of another fragment, got {kind} with {whole}",
                 hint=f"a vector that fits has the type tc.vector_type(x, '{kind.axis}')",
@@ -162,6 +164,7 @@ class Map(Op):
 
     verb: ClassVar[str] = "{name}"
     scopes: ClassVar[tuple[Scope, ...]] = TILE_SCOPES
+    any_fragment: ClassVar[bool] = True
     name: str = attribute()
     sources: tuple[Operand, ...] = operand()
     out: Value | None = operand(default=None)
@@ -316,6 +319,7 @@ def apply(
 class AllocRegisters(Op):
     """A new register tile or vector, undefined until written."""
 
+    any_fragment: ClassVar[bool] = True
     kind: RegType = attribute()
 
     def infer(self) -> tuple[TileType, ...]:
@@ -331,6 +335,7 @@ class Fill(Op):
     """A new tile or vector (or `out`) with every element `value`."""
 
     scopes: ClassVar[tuple[Scope, ...]] = TILE_SCOPES
+    any_fragment: ClassVar[bool] = True
     kind: RegType = attribute()
     value: Operand = operand()
     out: Value | None = operand(default=None)
@@ -375,6 +380,7 @@ class Spread(Op):
 
     verb: ClassVar[str] = "broadcast"
     scopes: ClassVar[tuple[Scope, ...]] = TILE_SCOPES
+    any_fragment: ClassVar[bool] = True
     vector: Value = operand()
     out: Value = operand()
 

@@ -80,8 +80,9 @@ def _check_index(name: str, kind: RegTileType | RegVecType, index: RegVecType) -
 
 def _spread(vector: RegVecType) -> tuple[object, ...]:
     """How a vector lies over the threads, whatever its dtype."""
-    run = vector.layout.fragment.run if vector.axis == "col" else 0
-    return (vector.length, vector.axis, vector.warps, run)
+    held = vector.layout.fragment
+    run = held.run if vector.axis == "col" else 0
+    return (vector.length, vector.axis, vector.warps, run, held.lanes)
 
 
 def default_axes(kind: RegTileType | RegVecType, arg: TensorArg) -> tuple[int, ...]:
@@ -122,6 +123,7 @@ class GlobalAccess(Op):
     """
 
     scopes: ClassVar[tuple[Scope, ...]] = TILE_SCOPES
+    any_fragment: ClassVar[bool] = True
     coords: tuple[Operand, ...] = operand()
     arg: TensorArg = attribute()
     axes: tuple[int, ...] = attribute(default=(), kw_only=True)

@@ -33,6 +33,7 @@ class Mask(Op):
 
     verb: ClassVar[str] = "{name}"
     scopes: ClassVar[tuple[Scope, ...]] = TILE_SCOPES
+    any_fragment: ClassVar[bool] = True
     tile: Value = operand()
     limit: Operand = operand()
     value: Operand = operand()

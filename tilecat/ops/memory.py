@@ -193,6 +193,7 @@ class StoreShared(Op):
 
     verb: ClassVar[str] = "store"
     scopes: ClassVar[tuple[Scope, ...]] = TILE_SCOPES
+    any_fragment: ClassVar[bool] = True
     shared: Value = operand()
     register: Value = operand()
     first_col: int = attribute(default=0)
@@ -201,6 +202,12 @@ class StoreShared(Op):
     def infer(self) -> tuple[TileType, ...]:
         """Nothing; shapes and dtypes must agree."""
         source, target = self.register.type, self.shared.type
+        whole = not isinstance(source, RegTileType) or source.layout.fragment.of_mma
+        if self.rounds and not whole:
+            raise LayoutError(
+                f"output.store: stores tiles that lie as mma's do, got {source}",
+                hint="tc.store(C[row, col], x): from each thread its own",
+            )
         if self.rounds and isinstance(source, RegTileType) and isinstance(target, SharedTileType):
             known = source.dtype.name == "f32" and target.dtype.name in PACK
             source = source.cast(target.dtype) if known else source

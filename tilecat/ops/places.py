@@ -12,6 +12,7 @@ from ..ir import TensorArg, Value
 from ..ptx import instructions as ptx
 from ..ptx import transfers
 from ..tiles import RegTileType, RegVecType, TileType
+from .conditions import vector_start
 from .elementwise import element_sources
 from .scalar import Operand
 
@@ -256,22 +257,13 @@ def _lanes(
             {rows_axis: int(r), cols_axis: int(c)} for r, c in zip(rows, cols, strict=True)
         ]
     else:
-        spread = {axes[0]: lane_start(w, kind)}
+        spread = {axes[0]: vector_start(w, kind)}
         positions = kind.layout.position(0, np.arange(kind.registers))
         steps = [{axes[0]: int(p)} for p in positions]
     spread.pop(BROADCAST, None)
     for step in steps:
         step.pop(BROADCAST, None)
     return spread, steps
-
-
-def lane_start(w: Any, kind: RegVecType) -> str:
-    """Position of the first value of a vector that this thread holds."""
-    if kind.axis == "row":
-        return str(w.lane_row(kind.warps))
-    if kind.axis == "col":
-        return str(w.lane_col(kind.layout.fragment.run))
-    return str(w.rank(kind.warps))
 
 
 def _sources(kind: RegTileType | RegVecType, index: RegVecType) -> list[int]:
@@ -285,11 +277,24 @@ def owner(w: Any, kind: RegTileType | RegVecType) -> str | None:
     """Predicate: this thread's copy of a vector's values is the one that is stored."""
     if isinstance(kind, RegTileType) or kind.axis == "plain":
         return None
+    held = kind.layout.fragment
+    if kind.axis == "row" and not held.of_mma:
+        return _first_of_row(w, sum(held.lanes_of_a_row))
     mine = w.new("pred", "owner")
     if kind.axis == "row":
         w.line(ptx.alu("setp.eq.u32", mine, w.lane_col(1), 0))
     else:
         w.line(ptx.alu("setp.lt.u32", mine, w.rank(kind.warps), 4))
+    return str(mine)
+
+
+def _first_of_row(w: Any, mask: int) -> str | None:
+    """Predicate: the first of the lanes that share a row; None where none do."""
+    if not mask:
+        return None
+    mine, part = w.new("pred", "owner"), w.new("b32", "part")
+    w.line(ptx.alu("and.b32", part, w.lane(), mask))
+    w.line(ptx.alu("setp.eq.u32", mine, part, 0))
     return str(mine)
 
 

@@ -70,6 +70,7 @@ class Reduce(Op):
 
     verb: ClassVar[str] = "{axis}_{name}"
     scopes: ClassVar[tuple[Scope, ...]] = TILE_SCOPES
+    any_fragment: ClassVar[bool] = True
     name: str = attribute()
     axis: str = attribute()
     tile: Value = operand()
@@ -83,6 +84,11 @@ class Reduce(Op):
         if not isinstance(kind, RegTileType):
             raise LayoutError(f"{self.axis}_{self.name}: wanted a register tile, got {kind}")
         require_numbers(f"{self.axis}_{self.name}", kind.dtype)
+        if self.axis == "col" and not kind.layout.fragment.of_mma:
+            raise LayoutError(
+                f"col_{self.name}: columns are reduced of tiles that lie as mma's do, got {kind}",
+                hint="tc.regroup(x) of 16 rows a warp; or through shared memory",
+            )
         vector = replace(kind.vector(self.axis), dtype=computed_in(kind.dtype))
         if self.partial:
             if vector.axis != "row":
@@ -128,7 +134,8 @@ class Reduce(Op):
         for register, group in zip(dst, groups, strict=True):
             combine(w, row, kind.dtype.is_float, group, register)
             if not self.partial:
-                lanes = QUAD_LANES if vector.axis == "row" else COLUMN_LANES
+                shared = kind.layout.fragment.lanes_of_a_row
+                lanes = shared if vector.axis == "row" else COLUMN_LANES
                 exchange(w, opcode, register, lanes)
         if self.scratch is not None:
             across_warps(w, opcode, self.scratch, vector, dst)
@@ -277,6 +284,7 @@ class Total(Op):
     """Finishes a partial row sum: adds the shares of the four lanes of a row."""
 
     scopes: ClassVar[tuple[Scope, ...]] = TILE_SCOPES
+    any_fragment: ClassVar[bool] = True
     vector: Value = operand()
 
     def infer(self) -> tuple[TileType, ...]:
@@ -297,4 +305,4 @@ class Total(Op):
         opcode = REDUCTIONS["sum"].opcode(kind.dtype.is_float)
         for dst, src in zip(w.regs(self.result), w.regs(self.vector), strict=True):
             w.line(ptx.alu(f"mov.{register_kind(kind.dtype)}", dst, src))
-            exchange(w, opcode, dst, QUAD_LANES)
+            exchange(w, opcode, dst, kind.layout.fragment.lanes_of_a_row)

@@ -28,6 +28,7 @@ class ChangeLayout(Op):
 
     verb: ClassVar[str] = "{name}"
     scopes: ClassVar[tuple[Scope, ...]] = TILE_SCOPES
+    any_fragment: ClassVar[bool] = True
     tile: Value = operand()
     name: str = attribute()
     order: str = attribute()

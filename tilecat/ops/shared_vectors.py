@@ -25,9 +25,10 @@ from ..layouts.banks import WARP
 from ..ptx import instructions as ptx
 from ..ptx import transfers
 from ..tiles import PeerType, RegVecType, ScalarType, SharedVecType, TileType, place_type
+from .conditions import vector_start
 from .global_memory import memory_kind
 from .global_scalars import SCALARS
-from .places import fits_vector, half_register, held, lane_start, narrow, owner, widen
+from .places import fits_vector, half_register, held, narrow, owner, widen
 from .scalar import Operand, require_s32
 
 PAIRED_BYTES = 4  # of a value moved together with its neighbour
@@ -38,6 +39,7 @@ class VectorMove(Op):
     """Base of moves between a shared vector and a register vector of one length and dtype."""
 
     scopes: ClassVar[tuple[Scope, ...]] = TILE_SCOPES
+    any_fragment: ClassVar[bool] = True
     shared: Value = operand()
 
     def check(self, kind: TileType, *, exact: bool = False) -> None:
@@ -63,7 +65,7 @@ class VectorMove(Op):
 
     def addresses(self, w: Any, kind: RegVecType) -> list[str]:
         """Where each of this thread's values lies."""
-        base, start = w.address(self.shared), lane_start(w, kind)
+        base, start = w.address(self.shared), vector_start(w, kind)
         first, nbytes = w.new("b32", "first"), self.dtype.nbytes
         w.line(ptx.alu("mad.lo.u32", first, start, nbytes, w.materialize(base)))
         places = kind.layout.position(0, np.arange(kind.registers))

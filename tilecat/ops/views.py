@@ -17,6 +17,7 @@ class ViewRegisters(Op):
     """The registers `registers` of a tile, seen as `kind`; nothing moves."""
 
     pure: ClassVar[bool] = True
+    any_fragment: ClassVar[bool] = True
     tile: Value = operand()
     registers: tuple[int, ...] = attribute()
     kind: RegTileType | RegVecType = attribute()

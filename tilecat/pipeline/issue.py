@@ -37,7 +37,8 @@ from ..language.tensor import (
 from ..language.values import RegTile
 from ..ops.mma_tensor import Commit, ElectIssuer, TensorMma
 from ..ops.sync import AllocBarriers, Arrive, barrier_of
-from ..ops.tensor import ROWS, AllocTensor, FreeTensorMemory, LoadTensor
+from ..ops.tensor import AllocTensor, FreeTensorMemory
+from ..ops.tensor_moves import ROWS, LoadTensor
 from ..ops.views import storage
 from ..tiles import RegTileType, ScalesType, TensorTileType, rt
 from . import pairs

@@ -30,22 +30,39 @@ def dealloc(address: str, columns: int, *, ctas: int, exclusive: bool = False) -
 
 
 def load(
-    shape: str, repeat: int, registers: Sequence[str], address: str, *, packed: bool = False
+    shape: str, repeat: int, registers: Sequence[str], address: str, *, packed: bool = False,
+    split: int | None = None,
 ) -> str:  # fmt: skip
     """A warp loads lanes of its quarter; asynchronous (9.7.16.8.1).
 
-    Packed: a register gets the low 16 bits of two columns.
+    Packed: a register gets the low 16 bits of two columns. Split, of 16x32bx2: columns from what
+    lanes 0 to 15 load to what the others do.
     """
     how = f"{shape}.x{repeat}{'.pack::16b' * packed}"
-    return f"tcgen05.ld.sync.aligned.{how}.b32 {vector(registers)}, [{address}];"
+    apart = "" if split is None else f", {split}"
+    return f"tcgen05.ld.sync.aligned.{how}.b32 {vector(registers)}, [{address}]{apart};"
+
+
+def load_reduced(
+    shape: str, repeat: int, registers: Sequence[str], result: str, address: str, how: str,
+    *, split: int | None = None,
+) -> str:  # fmt: skip
+    """The same, with the least or greatest of a thread's registers (9.7.16.8.3)."""
+    apart = "" if split is None else f", {split}"
+    return (
+        f"tcgen05.ld.red.sync.aligned.{shape}.x{repeat}.{how} {vector(registers)}, {result}, "
+        f"[{address}]{apart};"
+    )
 
 
 def store(
-    shape: str, repeat: int, address: str, registers: Sequence[str], *, packed: bool = False
+    shape: str, repeat: int, address: str, registers: Sequence[str], *, packed: bool = False,
+    split: int | None = None,
 ) -> str:  # fmt: skip
-    """A warp stores to lanes of its quarter; asynchronous (9.7.16.8.4). Packed: as for loads."""
+    """A warp stores to lanes of its quarter; asynchronous (9.7.16.8.4). Packed, split: as above."""
     how = f"{shape}.x{repeat}{'.unpack::16b' * packed}"
-    return f"tcgen05.st.sync.aligned.{how}.b32 [{address}], {vector(registers)};"
+    apart = "" if split is None else f", {split}"
+    return f"tcgen05.st.sync.aligned.{how}.b32 [{address}]{apart}, {vector(registers)};"
 
 
 def wait_loads() -> str:

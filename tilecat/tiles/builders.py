@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..dtypes import DType, DTypeVar
 from ..errors import DTypeError, LayoutError
+from ..layouts import TENSOR_FRAGMENTS, fragment_of, tensor_fragment
 from ..layouts.shared import SWIZZLES
 from .types import (
     SCALE_CHUNK_BYTES,
@@ -123,6 +124,11 @@ class _Register:
     """`rt[dtype, rows, cols]` or `rt[dtype, rows, cols, order]`: the type of a register tile.
 
     A warpgroup holds tiles of a multiple of 64 rows, a warp of 16 (of columns, for order "col").
+
+    In place of an order, a shape of `tcgen05.ld`: a tile that lies as tensor memory loads it.
+    `rt[f32, 128, 64, "32x32b"]` has a row in each thread of a warpgroup, so that reductions along
+    rows exchange nothing between threads. `"16x64b"`, `"16x32bx2"`: two threads share a row;
+    `"16x128b"`, `"16x256b"`: four, as of mma.
     """
 
     def __getitem__(self, items: tuple[object, ...]) -> RegTileType:
@@ -132,10 +138,15 @@ class _Register:
         _require_dtype("rt", dtype)
         _require_extents("rt", (rows, cols))
         order = str(rest[0]) if rest else "row"
-        if order not in ("row", "col"):
-            raise LayoutError(f'rt: order is "row" or "col", got {rest[0]!r}')
         assert isinstance(dtype, DType), "checked above"
         assert isinstance(rows, int) and isinstance(cols, int), "checked above"
+        if order in TENSOR_FRAGMENTS:
+            return _of_shape(dtype, rows, cols, order)
+        if order not in ("row", "col"):
+            raise LayoutError(
+                f'rt: order is "row" or "col", or a shape of tensor memory: '
+                f"{', '.join(TENSOR_FRAGMENTS)}, got {rest[0]!r}"
+            )
         along, across = (rows, cols) if order == "row" else (cols, rows)
         names = ("rows", "columns") if order == "row" else ("columns", "rows")
         if along % 16:
@@ -153,6 +164,30 @@ class _Register:
                 hint=f"nearest legal: {low or step} and {low + step}",
             )
         return RegTileType(dtype, rows, cols, 4 if along % 64 == 0 else 1, order)
+
+
+def _of_shape(dtype: DType, rows: int, cols: int, shape: str) -> RegTileType:
+    """The type of a tile that lies as a shape of `tcgen05.ld` loads it.
+
+    Raises:
+        DTypeError: elements of 64 bits.
+        LayoutError: rows or columns that it has not.
+    """
+    if dtype.bits > 32:
+        raise DTypeError(f"rt: columns of tensor memory have 32 bits, got {dtype.name}")
+    held = tensor_fragment(shape, dtype, cols)
+    unit = 8 * max(1, 32 // dtype.bits)
+    for name, extent, step in (("rows", rows, held.rows), ("columns", cols, unit)):
+        if extent % step:
+            low = extent // step * step
+            raise LayoutError(
+                f"rt: {name} of a {dtype.name} tile of {shape} are a multiple of {step}, got "
+                f"{name}={extent}",
+                hint=f"nearest legal: {low or step} and {low + step}",
+            )
+    warps = 4 if rows % (4 * held.rows) == 0 else 1
+    kept = None if held == fragment_of(dtype) else held
+    return RegTileType(dtype, rows, cols, warps, "row", kept)
 
 
 class _RegisterVector:

@@ -6,7 +6,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ..dtypes import DType, DTypeVar, b4x16_p64, f32
-from ..layouts import RegisterLayout, SharedLayout, SharedVectorLayout, VectorLayout
+from ..layouts import (
+    RegisterLayout,
+    SharedLayout,
+    SharedVectorLayout,
+    VectorLayout,
+    fragment_name,
+)
 from ..layouts.registers import Fragment, fragment_of
 
 
@@ -137,6 +143,8 @@ class RegTileType:
     def __str__(self) -> str:
         """`rt[f32, 64, 256]`."""
         order = "" if self.order == "row" else ", col"
+        if not self.layout.fragment.of_mma:
+            order = f', "{fragment_name(self.layout.fragment)}"'
         warp = "" if self.warps == 4 else " of a warp"
         return f"rt[{self.dtype.name}, {self.rows}, {self.cols}{order}]{warp}"
 
@@ -191,7 +199,9 @@ class RegVecType:
         extra = "" if self.axis == "row" else f", {self.axis}"
         warp = "" if self.warps == 4 else " of a warp"
         part = ", partial" if self.partial else ""
-        return f"rv[{self.dtype.name}, {self.length}{extra}{part}]{warp}"
+        held = self.layout.fragment
+        of = "" if held.of_mma else f" of a tile of {fragment_name(held)}"
+        return f"rv[{self.dtype.name}, {self.length}{extra}{part}]{warp}{of}"
 
     __repr__ = __str__
 
