@@ -19,6 +19,7 @@ from tilecat.testing import Times
 from tilecat.tune import plan, stages, worker
 from tilecat.tune.pool import Worker
 from tilecat.tune.problems import TUNABLES, Ready, Tunable
+from tilecat.tune.winners import parameters, winners
 
 from . import fake_worker
 from .fake_worker import DIES, HANGS, HANGS_LATER, REFUSED, WRONG
@@ -193,6 +194,71 @@ def test_space_shares_k_where_tiles_are_few_or_leave_a_tail():
     even = GEMM_SPACE.ranked(wide, {"M": 128 * 12, "N": 256 * 11, "K": 4096}, 2)
     assert {p["stream_k"] for p in even} == {1}, "132 tiles leave no tail"
     assert not any(p["split_k"] > 1 < p["stream_k"] for p in candidates)
+
+
+def tiles_of(candidates):
+    """Candidates by everything but the order of their tasks."""
+    found = {}
+    for p in candidates:
+        rest = tuple((name, x) for name, x in p.items() if name not in ("order", "group"))
+        found.setdefault(rest, []).append((p["order"], p["group"]))
+    return found
+
+
+def test_space_keeps_the_orders_of_a_tile_that_read_least():
+    wide = {"tile_m": 128, "tile_n": 256, "tile_k": 64, "stages": 4, "cluster": 1, "pingpong": 0}
+    alike = [p for f in GEMM_SPACE.families(2) for p in f
+             if wide.items() <= p.items() and p["split_k"] == p["stream_k"] == 1]  # fmt: skip
+    assert len(alike) == 7, "grouped by 4 to 32 block rows, snakes of 8 to 32"
+    large = {"M": 12288, "N": 12288, "K": 12288}
+    kept = GEMM_SPACE.ranked(alike, large, 2)
+    by_bytes = sorted(alike, key=lambda p: GEMM_SPACE.read_bytes(p, large, 2))
+    assert len(kept) == 2 and {id(p) for p in kept} == {id(p) for p in by_bytes[:2]}
+    assert GEMM_SPACE.read_bytes(by_bytes[0], large, 2) < GEMM_SPACE.read_bytes(
+        next(p for p in alike if p["group"] == 4), large, 2
+    ), "a patch of 4 x 33 tiles reads more than a square one"
+    assert all(len(orders) <= 2 for orders in tiles_of(GEMM_SPACE.ranked(
+        [p for f in GEMM_SPACE.families(2) for p in f], {"M": 1024, "N": 1024, "K": 1024}, 2
+    )).values())  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["2048^3 NT", "4352^3 NT", "8192x1024x8192 NN"])
+def test_what_the_models_of_time_and_l2_leave_has_a_measured_winner(name):
+    rows = json.loads(Path("benchmarks/results/tune-matmul.json").read_text())["problems"]
+    row = next(row for row in rows if f"{row['shape']} {row['layout']}" == name)
+    medians = {n: t["median"] for n, t in row["times_us"].items() if "=" in n}
+    every = [{"order": "grouped", **parameters(n)} for n in row["screen_us"] if "=" in n]
+    left = GEMM_SPACE.ranked(every, row["extents"], 2, within=tune.WITHIN)
+    assert len(left) < 0.8 * len(every)
+    ids = {plan.candidate_id(p).replace("order=grouped ", "") for p in left}
+    best = min(us for n, us in medians.items() if n in ids)
+    assert best <= 1.005 * min(medians.values())
+
+
+def test_only_candidates_that_the_models_leave_are_compiled():
+    shapes = plan.shapes_of(SPEC, ("512x384x256",))
+    few = plan.promising(GEMM_SPACE, shapes, "bf16", tune.WITHIN)
+    jobs = plan.compile_jobs("matmul", GEMM_SPACE, ["NN", "NT"], "bf16", DEFAULT_TARGET, few)
+    assert {name for job in jobs for name in job["candidates"]} == set(few)
+    every = plan.compile_jobs(
+        "matmul", GEMM_SPACE, ["NN", "NT"], "bf16", DEFAULT_TARGET,
+        [plan.candidate_id(p) for f in GEMM_SPACE.families(2) for p in f],
+    )  # fmt: skip
+    assert 0 < len(jobs) < 0.6 * len(every)
+
+
+def test_winners_tell_an_order_that_is_not_the_usual_one():
+    name = "tile_m=64 tile_n=128 order=snake group=8 split_k=1"
+    assert parameters(name)["order"] == "snake" and parameters(name)["group"] == 8
+    times = {name: {"median": 2.0}, name.replace("snake", "grouped"): {"median": 3.0}}
+    facts = ("date", "device", "sms", "cuda", "ptxas", "packages", "commit", "source_sha256")
+    results = {
+        "kernel": "matmul", "target": "sm_90a", "dtype": "bf16",
+        "environment": dict.fromkeys(facts),
+        "problems": [{"layout": "NN", "extents": {}, "times_us": times}],
+    }  # fmt: skip
+    (row,) = winners(results)["problems"]
+    assert row["params"] == {"tile_m": 64, "tile_n": 128, "order": "snake", "group": 8}
 
 
 def test_family_compiles_the_deepest_rings_that_fit(monkeypatch):

@@ -11,7 +11,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..arch import DEFAULT_TARGET
 from ..model.gemm import CLOCK_HZ, LAUNCH_CYCLES, cycles, traffic_cycles
+from ..model.l2 import Problem
+from ..model.orders import order_bytes
+from ..model.rates import rates_of
 
 Extents = Mapping[str, int]
 Params = Mapping[str, Any]
@@ -30,6 +34,10 @@ class Space:
             the space is for.
         ring: the parameter that is a ring's depth, or None.
         depths: how many of the deepest rings that fit are candidates.
+        order: parameters that say in which order tiles come, and nothing else.
+        read_bytes: (parameters, extents, bytes an element) -> modelled bytes from memory that an
+            order reads, to compare with those of other orders of these tiles.
+        orders: how many orders of the same tiles are candidates, those that read least.
     """
 
     axes: tuple[tuple[str, tuple[Any, ...]], ...]
@@ -38,6 +46,9 @@ class Space:
     micros: Callable[[Params, Extents, int], float]
     ring: str | None = "stages"
     depths: int = 2
+    order: tuple[str, ...] = ()
+    read_bytes: Callable[[Params, Extents, int], float] = lambda params, extents, width: 0.0
+    orders: int = 2
 
     def families(self, item_bytes: int) -> Iterator[tuple[dict[str, Any], ...]]:
         """Candidates that differ in the ring's depth alone, the deepest first."""
@@ -58,7 +69,7 @@ class Space:
         *,
         within: float = math.inf,
     ) -> list[dict[str, Any]]:
-        """Candidates that differ for these extents, by modelled time.
+        """Candidates that differ for these extents, by modelled time; of tiles the best orders.
 
         Args:
             candidates: parameters.
@@ -73,13 +84,32 @@ class Space:
                  for n, p in enumerate(distinct.values())]  # fmt: skip
         timed.sort(key=lambda row: row[:2])
         limit = timed[0][0] * within if timed else 0.0
-        return [params for micros, _, params in timed if micros <= limit]
+        close = [params for micros, _, params in timed if micros <= limit]
+        return self._in_best_orders(close, extents, item_bytes)
+
+    def _in_best_orders(
+        self, candidates: list[dict[str, Any]], extents: Extents, item_bytes: int
+    ) -> list[dict[str, Any]]:
+        """Of candidates that differ in their order alone those that read the fewest bytes."""
+        alike: dict[tuple[tuple[str, Any], ...], list[dict[str, Any]]] = {}
+        for params in candidates:
+            rest = tuple((name, x) for name, x in params.items() if name not in self.order)
+            alike.setdefault(rest, []).append(params)
+        chosen = {
+            id(params)
+            for some in alike.values()
+            for params in sorted(some, key=lambda p: self.read_bytes(p, extents, item_bytes))[
+                : self.orders
+            ]
+        }
+        return [params for params in candidates if id(params) in chosen]
 
 
 # ---- matmul
 
 # Rows of a consumer's tile, and columns of a swizzle panel of 16-bit elements.
 _ROWS = 64
+_STEP = 64
 _SMS = 132  # of an H200 (cudaDeviceProp::multiProcessorCount, 2026-11)
 
 
@@ -87,6 +117,8 @@ def _gemm_legal(params: Params, item_bytes: int) -> bool:
     tile_m, tile_n, group = params["tile_m"], params["tile_n"], params["group"]
     accumulator = tile_n // 2  # registers a thread for 64 rows of f32
     parts = params["split_k"], params["stream_k"]
+    if params["order"] != "grouped" and (group < 8 or parts != (1, 1)):
+        return False
     # With parts of K the tiles are few, or only the last wave differs: their order matters little.
     plain = (params["cluster"], params["tile_k"], group) == (1, 64, 8)
     most = {1: 128, 2: 128, 3: 96}  # what the consumers' share of the registers leaves for it
@@ -104,15 +136,17 @@ def _gemm_legal(params: Params, item_bytes: int) -> bool:
 
 
 def _gemm_same(params: Params, extents: Extents) -> Params:
-    """A group of at least all block rows is one group, whatever its size.
+    """A group of at least all block rows is one group, whatever its size, and has no next to meet.
 
     Whole waves leave no tail to share, and so do steps that one CTA has to itself.
     """
     rows = math.ceil(extents["M"] / params["tile_m"])
     tiles = rows * math.ceil(extents["N"] / params["tile_n"])
     tail = tiles % _SMS and extents["K"] > params["tile_k"]
+    one = params["group"] >= rows
     return {
         **params, "group": min(params["group"], max(rows, params["cluster"])),
+        "order": "grouped" if one else params["order"],
         "stream_k": params["stream_k"] if tail else 1,
     }  # fmt: skip
 
@@ -128,12 +162,21 @@ def gemm_micros(params: Params, extents: Extents, item_bytes: int) -> float:
     return (most + LAUNCH_CYCLES) / CLOCK_HZ * 1e6
 
 
+def _gemm_read_bytes(params: Params, extents: Extents, item_bytes: int) -> float:
+    """By the model of the L2; steps are alike for every order, so any depth of them will do."""
+    m, n, k = (extents[name] for name in "MNK")
+    tiles = Problem(m, n, k, params["tile_m"], params["tile_n"], _STEP, 8 * item_bytes)
+    _, rates = rates_of(DEFAULT_TARGET)
+    return order_bytes(tiles, params["order"], params["group"], rates, params["cluster"])
+
+
 GEMM_SPACE = Space(
     axes=(
         ("tile_m", (64, 128, 192)),
         ("tile_n", (32, 64, 128, 160, 192, 224, 256)),
         ("tile_k", (64, 128)),
         ("stages", tuple(range(2, 9))),
+        ("order", ("grouped", "snake")),
         ("group", (4, 8, 16, 32)),
         ("cluster", (1, 2)),
         ("split_k", (1, 2, 4, 8)),
@@ -144,4 +187,6 @@ GEMM_SPACE = Space(
     same=_gemm_same,
     micros=gemm_micros,
     depths=3,
+    order=("order", "group"),
+    read_bytes=_gemm_read_bytes,
 )

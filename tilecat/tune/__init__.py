@@ -2,9 +2,9 @@
 
     tune("matmul", ("4096^3", "640x512x64"), out="found.json", budget_s=60)
 
-Candidates come from the kernel's `Space`; the checks of the compiler and a model of their time
-prune them; the rest is compiled in parallel and measured in a worker process, interleaved with the
-peer, the L2 flushed. One results file, written anew after every problem.
+Candidates come from the kernel's `Space`; a model of their time, one of the L2 and the checks of
+the compiler prune them; the rest is compiled in parallel and measured in a worker process,
+interleaved with the peer, the L2 flushed. One results file, written anew after every problem.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from .plan import (
     fit,
     layouts_of,
     problem_of,
+    promising,
     shapes_of,
     tunable_of,
 )
@@ -109,14 +110,14 @@ def tune(
         "environment": record.environment(require_gpu()), "smi": record.smi(),
         "method": METHOD, "budget_s": chosen.budget_s, "within": chosen.within,
     }  # fmt: skip
-    jobs = compile_jobs(kernel, space, wanted, dtype, target)
-    params = {name: p for job in jobs for name, p in job["candidates"].items()}
+    few = promising(space, [shape for shape, _ in problems], dtype, chosen.within)
+    jobs = compile_jobs(kernel, space, wanted, dtype, target, few)
     compiled = _compile_stage(jobs, started, chosen)
     results["candidates"] = compile_report(jobs, compiled)
     results["compile_s"] = round(time.monotonic() - started, 1)
     chosen.say(_compiled_line(results))
     made = [
-        problem_of(space, shape, layout, {n: params[n] for n in compiled[layout].usable}, dtype,
+        problem_of(space, shape, layout, {n: few[n] for n in compiled[layout].usable}, dtype,
                    chosen.within)
         for shape, layout in problems
     ]  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from ..dtypes import by_name
@@ -89,14 +89,39 @@ def candidate_id(params: dict[str, Any]) -> str:
     return " ".join(f"{name}={value}" for name, value in params.items())
 
 
+def promising(
+    space: Space, shapes: Sequence[Shape], dtype: str, within: float
+) -> dict[str, dict[str, Any]]:
+    """Candidates that the models leave for one of these shapes at least: parameters by id."""
+    width = item_bytes(dtype)
+    every = [params for family in space.families(width) for params in family]
+    return {
+        candidate_id(params): params
+        for shape in dict.fromkeys(shapes)
+        for params in space.ranked(every, shape.extents, width, within=within)
+    }
+
+
 def compile_jobs(
-    kernel: str, space: Space, layouts: Sequence[str], dtype: str, target: str
-) -> list[dict[str, Any]]:
-    """One job of `worker.compile_family` for each family of candidates in each layout."""
-    families = [
+    kernel: str, space: Space, layouts: Sequence[str], dtype: str, target: str,
+    only: Collection[str],
+) -> list[dict[str, Any]]:  # fmt: skip
+    """One job of `worker.compile_family` for each family of candidates in each layout.
+
+    Args:
+        kernel: its name.
+        space: of the kernel.
+        layouts: of the operands.
+        dtype: of the inputs.
+        target: architecture.
+        only: ids of candidates; the others are left out.
+    """
+    made = [
         {candidate_id(params): params for params in family}
         for family in space.families(item_bytes(dtype))
     ]
+    chosen = [{name: p for name, p in family.items() if name in only} for family in made]
+    families = [family for family in chosen if family]
     return [
         {
             "do": "compile", "kernel": kernel, "layout": layout, "dtype": dtype, "target": target,

@@ -43,16 +43,18 @@ def winners(results: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-NOTHING = {"split_k": 1, "stream_k": 1, "pingpong": 0}  # what a kernel does unless it is told
+# What a kernel does unless it is told.
+NOTHING = {"split_k": 1, "stream_k": 1, "pingpong": 0, "order": "grouped"}
 
 
-def _told(params: dict[str, int]) -> dict[str, int]:
+def _told(params: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in params.items() if NOTHING.get(name) != value}
 
 
-def parameters(name: str) -> dict[str, int]:
-    """`tile_m=64 stages=8` as a dict."""
-    return {key: int(value) for key, value in re.findall(r"(\w+)=(\d+)", name)}
+def parameters(name: str) -> dict[str, Any]:
+    """`tile_m=64 order=snake` as a dict."""
+    found = re.findall(r"(\w+)=(\w+)", name)
+    return {key: int(value) if value.isdecimal() else value for key, value in found}
 
 
 def _near(medians: dict[str, float]) -> list[str]:
