@@ -17,7 +17,7 @@ from .errors import (
     TileError,
 )
 from .language import maps as _maps
-from .language.atomics import atomic_add, atomic_max, atomic_min, pass_turn, turn
+from .language.atomics import atomic_add, atomic_max, atomic_min, last_of, pass_turn, turn
 from .language.barriers import (
     barrier,
     barrier_arrive,
@@ -191,6 +191,7 @@ from .tiles import gl, inout, rt, rv, sc, st, sv, tt
 # Kernels are written against the names above.
 from .attention_backward_call import attention_backward
 from .attention_call import attention
+from .attention_decode_call import attention_decode
 from .kernels import epilogues, score_mods
 from .operators import grouped_matmul, matmul
 from .scaled_operators import matmul_mxfp4, matmul_mxfp8, matmul_nvfp4
@@ -205,6 +206,7 @@ __all__ = [
     "atomic_max",
     "atomic_min",
     "attention",
+    "attention_decode",
     "attention_backward",
     "barrier",
     "barrier_arrive",
@@ -284,6 +286,7 @@ __all__ = [
     "kernel",
     "KernelFunction",
     "LayoutError",
+    "last_of",
     "layouts",
     "lcf",
     "lcsf",

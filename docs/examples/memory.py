@@ -24,7 +24,8 @@ elements. Elements outside the tensor load as `fill` and are not stored. What th
 shared tile is there for others after `tc.sync`.
 """,
     ("shared", "load", "store", "copy", "copy_async", "copy_commit", "copy_wait", "atomic_add",
-     "atomic_min", "atomic_max", "turn", "pass_turn"),
+     "atomic_min", "atomic_max", "turn", "pass_turn",
+     "last_of"),
     (
         E("shared load store",
           "tile = tc.shared(st[f32, 64, 64])\ntc.store(tile, tc.load(X[0, 0], rt[f32, 64, 64]))\n"
@@ -88,6 +89,20 @@ X = np.arange(192 * 64, dtype=np.float32).reshape(192, 64)
 Y, Z, flags = np.zeros_like(X), np.zeros((64, 64), np.float32), np.zeros(3, np.int32)
 example(X, Y, Z, flags, grid=3)
 """, ("np.array_equal(Z, X[:64] + X[64:128] + X[128:])", "not flags.any()")),
+        E("last_of", """
+@tc.kernel
+def example(X: gl[f32, 192, 64], Y: inout[f32, 192, 64], Z: gl[f32, 64, 64],
+            counter: inout[s32, 1]):
+    with tc.warpgroup():
+        tc.store(Y[tc.cta_id(), 0], tc.load(X[tc.cta_id(), 0], rt[f32, 64, 64]) * 2.0)
+        with tc.when(tc.last_of(counter.at(0), 3)):  # whoever comes last; nobody waits
+            left = [tc.load(Y[i, 0], rt[f32, 64, 64]) for i in range(3)]
+            tc.store(Z[0, 0], left[0] + left[1] + left[2])
+
+X = np.arange(192 * 64, dtype=np.float32).reshape(192, 64)
+Y, Z, counter = np.zeros_like(X), np.zeros((64, 64), np.float32), np.zeros(1, np.int32)
+example(X, Y, Z, counter, grid=3)
+""", ("np.array_equal(Z, 2 * (X[:64] + X[64:128] + X[128:]))", "counter[0] == 0")),
     ),
     BARE,
 )  # fmt: skip

@@ -285,6 +285,51 @@ def turns_of_many(scope: str, count: int) -> MemoryCase:
     return MemoryCase(f"turns of {count} {scope}", tc.kernel(waits), arrays, expected, grid=4)
 
 
+def last_of_many(scope: str) -> MemoryCase:
+    """Five CTAs store a row each, twice; each time the last to come adds up what all have stored."""
+    alone, kind = scope == "thread", rv[f32, 32, "plain"]
+
+    def sums(X: gl[f32, "M", 32], Y: tc.inout[f32, "M", 32], Z: gl[f32, "N", 32],
+             counters: tc.inout[s32, "A", "B"], n: s32):  # fmt: skip
+        def body():
+            for turn in tc.range(2):
+                x = X.at(tc.cta_id() + turn * n, 3)
+                tc.store(Y.at(tc.cta_id() + turn * n, 3), tc.load(x, f32 if alone else kind))
+                with tc.when(tc.last_of(counters.at(1, 2 * turn), n)):
+                    total = tc.var(0.0) if alone else tc.zeros(kind)
+                    for i in tc.range(n):
+                        y = tc.load(Y.at(i + turn * n, 3), f32 if alone else kind)
+                        if alone:
+                            total.set(total.get() + y)
+                        else:
+                            tc.copy(total, total + y)
+                    tc.store(Z.at(turn, 3), total.get() if alone else total)
+
+        with tc.warpgroup():
+            if scope == "warpgroup":
+                body()
+            elif scope == "warp":
+                with tc.warps(), tc.when(tc.warp_id() == 2):
+                    body()
+            else:
+                with tc.one_thread():
+                    body()
+
+    def arrays() -> dict[str, Any]:
+        x = np.random.default_rng(3).integers(-8, 8, (10, 35)).astype(np.float32)
+        return {"X": x[:, :32].copy(), "Y": zeros((10, 32), "f32"), "Z": zeros((2, 32), "f32"),
+                "counters": np.zeros((2, 4), np.int32), "n": 5}  # fmt: skip
+
+    def expected(a: dict[str, Any]) -> dict[str, Any]:
+        z, stop = a["Z"].copy(), 4 if alone else 32
+        y = a["Y"].copy()
+        y[:, 3:stop] = a["X"][:, 3:stop]
+        z[:, 3:stop] = a["X"].reshape(2, 5, 32).sum(1)[:, 3:stop]
+        return {"Y": y, "Z": z, "counters": a["counters"]}
+
+    return MemoryCase(f"last of many {scope}", tc.kernel(sums), arrays, expected, grid=5)
+
+
 def atomic_shared(operation: str, dtype: str, order: str = "row") -> MemoryCase:
     """Two warpgroups combine their tiles and vectors in one shared place."""
     kind = by_name(dtype)
@@ -390,6 +435,7 @@ CASES = (
     scalars(), *(in_turns(how) for how in ("tma", "atomic", "store")),
     turns_of_many("thread", 4), turns_of_many("warpgroup", 0), turns_of_many("warpgroup", 5),
     turns_of_many("warpgroup", 131),
+    *(last_of_many(scope) for scope in ("thread", "warp", "warpgroup")),
     *(matrices(d, r, c, o, g) for d in ("bf16", "f16")
       for r, c in ((64, 64), (64, 32), (128, 64), (64, 16)) for o in ("row", "col")
       for g in (("row",) if c == 16 or c == 32 else ("row", "col"))),

@@ -10,9 +10,9 @@ from ..builder import add
 from ..errors import LayoutError
 from ..ops.atomics import AtomicGlobal, AtomicShared, AtomicVector
 from ..ops.sync import FenceAsync
-from ..ops.turns import Turn
+from ..ops.turns import LastOf, Turn
 from ..tiles import RegTileType, SharedTileType, SharedVecType, place_type
-from .scalars import binary, compare, operand_of, select
+from .scalars import Scalar, binary, compare, operand_of, select
 from .values import Registers
 from .views import GlobalTile
 
@@ -96,6 +96,27 @@ def pass_turn(counter: GlobalTile, number: Any) -> None:
     """
     coords = _counter("pass_turn", counter)
     add(Turn(coords, counter.arg, operand_of(number, "pass_turn"), False))
+
+
+def last_of(counter: GlobalTile, count: Any) -> Scalar:
+    """Arrives at a counter: whether this was the last of `count` arrivals.
+
+    For CTAs that leave parts of a result, of which the last to come puts them together, whoever
+    that is: nobody waits. What the others' threads wrote before they arrived is there for it.
+
+    Args:
+        counter: an element of an `inout` tensor of s32, zero before the launch; the last arrival
+            leaves 0, so that it serves the next launch as it is.
+        count: arrivals at it, an int or an s32 scalar, from 1 up, the same for all of them.
+
+    Returns:
+        a condition, the same in every thread of the scope.
+
+    Scope: thread, warp, warpgroup. PTX: `atom.acq_rel.gpu.inc`; what TMA has stored or is to load
+    needs a fence besides.
+    """
+    coords = _counter("last_of", counter)
+    return Scalar(add(LastOf(coords, counter.arg, operand_of(count, "last_of"))).result)
 
 
 def _counter(name: str, counter: Any) -> tuple[Any, ...]:

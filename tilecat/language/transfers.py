@@ -108,7 +108,7 @@ def _place(value: Any, name: str, example: str, what: str = "wanted") -> GlobalT
     return value
 
 
-def _regions(tile: SharedPlace, place: GlobalTile, name: str) -> list[Region]:
+def regions_of(tile: SharedPlace, place: GlobalTile, name: str) -> list[Region]:
     """The regions a tile meets; several if its rows lie in pages.
 
     Raises:
@@ -195,7 +195,7 @@ def load_async(
     target = _shared_place(destination, "load_async")
     signal = one_barrier(barrier, "load_async")
     ranks = None if multicast is None else _mask(multicast)
-    for number, region in enumerate(_regions(target, place, "load_async")):
+    for number, region in enumerate(regions_of(target, place, "load_async")):
         _by_tma("load_async", target.type, region)
         count = len(place.regions(*target.type.shape)) if parts == 1 else parts
         coords = region.coords if parts == 1 else part_coords(target, region, part, parts)
@@ -291,7 +291,7 @@ def _store_async(name: str, destination: Any, source: Any, reduce: str, cache: s
         source.store_to(place, reduce, check_cache(name, cache))
         return
     tile = _shared_place(source, name)
-    regions = _regions(tile, place, name)
+    regions = regions_of(tile, place, name)
     for number, region in enumerate(regions):
         _by_tma(name, tile.type, region, store=True)
         op = TmaStore(

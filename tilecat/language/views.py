@@ -150,7 +150,9 @@ class GlobalTensor:
         require_s32(f"{self.arg.name}.broadcast", operand_of(extent, "broadcast"))
         return GlobalTensor(self.arg, (Axis(None, extent=extent), *self.axes), self.fixed)
 
-    def paged(self, table: GlobalTensor, dim: int = 0) -> GlobalTensor:
+    def paged(
+        self, table: GlobalTensor, dim: int = 0, *, size: int | None = None
+    ) -> GlobalTensor:
         """Axes `dim` (pages) and `dim + 1` (rows of a page) as one axis of rows.
 
         Row r is row r % size of page `table[r // size]`; rows beyond the table are outside. The
@@ -160,6 +162,8 @@ class GlobalTensor:
         Args:
             table: pages in order, s32, one axis: `table[b, :]`.
             dim: the axis of pages.
+            size: rows of a page where the signature leaves them open; nothing checks that they
+                are so many.
         """
         if not isinstance(table, GlobalTensor) or table.rank != 1 or table.dtype.name != "s32":
             raise LayoutError(
@@ -167,7 +171,7 @@ class GlobalTensor:
                 hint=f"{self.arg.name}.paged(table[b, :])",
             )
         pages, rows = self.axes[dim : dim + 2]
-        size = self.size(dim + 1)
+        size = self.size(dim + 1) if size is None else size
         if not isinstance(size, int) or pages.dim is None or rows.dim is None:
             raise LayoutError(
                 f"{self.arg.name}.paged: rows of a page are known at compile time, got {self}",

@@ -73,7 +73,7 @@ from .tensor_moves import LoadReduced, LoadTensor, StoreTensor
 from .tensor_scales import CopyScales
 from .tma import BulkLoad, BulkStore, BulkWait, TmaLoad, TmaPrefetch, TmaStore
 from .triangular import TriangularInverse
-from .turns import Turn
+from .turns import LastOf, Turn
 from .vectors import ChangeVector
 from .views import ViewRegisters
 
@@ -95,7 +95,7 @@ ALL_OPS: tuple[type[Op], ...] = (
     ChangeLayout, AllocRegisters, Map, Fill, Spread, Mask, CompareElements, SelectElements, Indices,
     ChangeVector, Scan, RandomBits, ConvertCodes, PackCodes,
     TriangularInverse,
-    Reduce, ReduceVector, ReduceCta, Total, Cast, Inline, Print, DeviceAssert, Turn,
+    Reduce, ReduceVector, ReduceCta, Total, Cast, Inline, Print, DeviceAssert, Turn, LastOf,
 )  # fmt: skip
 
 __all__ = [op.__name__ for op in ALL_OPS] + ["ALL_OPS"]

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from ..dtypes import pred
 from ..errors import DTypeError
 from ..ir import Op, Scope, TensorArg, attribute, operand
 from ..ptx import instructions as ptx
 from ..ptx import transfers
-from ..tiles import TileType
+from ..tiles import ScalarType, TileType
 from .places import element_address, item_bytes, number
 from .scalar import Operand, require_s32
 
@@ -40,10 +41,7 @@ class Turn(Op):
     def infer(self) -> tuple[TileType, ...]:
         """Nothing; s32 throughout."""
         require_s32("turn", self.number, self.count, self.step, *self.coords)
-        if getattr(self.arg.type.dtype, "name", "") != "s32":
-            raise DTypeError(
-                f"turn: counters are s32, got {self.arg.name} of {self.arg.type.dtype}"
-            )
+        _check_counters("turn", self.arg)
         return ()
 
     @property
@@ -111,8 +109,75 @@ class Turn(Op):
         w.line(ptx.bra(loop))
 
     def _meet(self, w: Any) -> None:
-        """The scope's threads meet, and what they did is ordered with the counter."""
+        _meet(w, self.scope)
+
+
+@dataclass(eq=False)
+class LastOf(Op):
+    """Arrives at a counter; whether this was the last of `count` arrivals, which leaves 0.
+
+    Args:
+        coords: the counter's, outermost first; inside the tensor.
+        arg: a tensor of s32.
+        count: arrivals, from 1 up.
+    """
+
+    scopes: ClassVar[tuple[Scope, ...]] = (Scope.WARPGROUP, Scope.WARP, Scope.THREAD)
+    coords: tuple[Operand, ...] = operand()
+    arg: TensorArg = attribute()
+    count: Operand = operand()
+
+    def infer(self) -> tuple[TileType, ...]:
+        """A condition; s32 throughout."""
+        require_s32("last_of", self.count, *self.coords)
+        _check_counters("last_of", self.arg)
+        return (ScalarType(pred),)
+
+    @property
+    def loads(self) -> TensorArg:
+        """The counters."""
+        return self.arg
+
+    @property
+    def stores(self) -> TensorArg:
+        """The counters."""
+        return self.arg
+
+    def emit(self, w: Any) -> None:
+        """`atom.acq_rel.gpu.inc` by one thread, whose answer all threads of the scope get.
+
+        What they did before is ordered before it, what they do after it behind it.
+        """
+        last, before, most = w.define(self.result), w.new("b32", "before"), w.new("b32", "most")
+        w.line(ptx.alu("add.s32", most, number(w, self.count), -1))
+        if self.scope is Scope.THREAD:
+            w.line(self._arrive(w, before, most))
+            w.line(ptx.alu("setp.eq.s32", last, before, most))
+            return
+        _meet(w, self.scope)
+        mine, leader = w.new("pred", "mine"), w.elected(self.scope)
+        w.line(ptx.alu("mov.b32", before, -1))
+        w.line(self._arrive(w, before, most), pred=leader)
+        w.line(ptx.alu("setp.eq.s32", mine, before, most))
         if self.scope is Scope.WARP:
-            w.line(ptx.bar_warp_sync())
-        elif self.scope is Scope.WARPGROUP:
-            w.sync_warpgroup()
+            w.line(ptx.vote_any(last, mine))
+            return
+        barrier = w.new("b32", "number")
+        w.line(ptx.alu("add.u32", barrier, w.warpgroup(), 1))
+        w.line(ptx.bar_any(last, barrier, 128, mine))
+
+    def _arrive(self, w: Any, before: str, most: str) -> str:
+        return transfers.atom_inc(before, element_address(w, self.arg, self.coords), most)
+
+
+def _check_counters(name: str, arg: TensorArg) -> None:
+    if getattr(arg.type.dtype, "name", "") != "s32":
+        raise DTypeError(f"{name}: counters are s32, got {arg.name} of {arg.type.dtype}")
+
+
+def _meet(w: Any, scope: Scope) -> None:
+    """The scope's threads meet, and what they did is ordered with the counter."""
+    if scope is Scope.WARP:
+        w.line(ptx.bar_warp_sync())
+    elif scope is Scope.WARPGROUP:
+        w.sync_warpgroup()

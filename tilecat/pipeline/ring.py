@@ -29,7 +29,13 @@ from ..errors import LayoutError, Loc, ScopeError, SyncError
 from ..ir import Access, Block, Op, Scope, Value
 from ..language.regions import Region
 from ..language.scalars import Var, named, operand_of, select, var
-from ..language.transfers import check_meets, copy_element, moves_chunks, part_coords
+from ..language.transfers import (
+    check_meets,
+    copy_element,
+    moves_chunks,
+    part_coords,
+    regions_of,
+)
 from ..language.values import SharedElement, SharedTile, SharedVec
 from ..language.views import GlobalTile
 from ..ops.copies import CopyArrive, CopyAsync, CopyByThreads
@@ -301,9 +307,13 @@ class Ring:
         if self.pair:
             pairs.fill(self, tile, source, barrier, half=half, multicast=multicast, cache=cache)
             return
-        region = source.region(*kind.shape)
+        regions = regions_of(tile, source, "load_async")
+        region = regions[0]
         check_meets("load_async", kind, region)
         share = share_of(multicast)
+        if len(regions) > 1:
+            self._fill_by_pages(tile, regions, barrier, multicast, cache)
+            return
         if region.tma and share.parts > 1:
             coords = part_coords(tile, region, share.part, share.parts)
             check_same(region.coords, multicast)
@@ -325,6 +335,26 @@ class Ring:
             self.tx_bytes += op.num_bytes
         else:
             self._fill_by_threads(tile, region)
+
+    def _fill_by_pages(
+        self, tile: SharedTile | SharedVec, regions: list[Region], barrier: Any, multicast: Any,
+        cache: str,
+    ) -> None:  # fmt: skip
+        """A tile whose rows lie in several pages: a load for each."""
+        if multicast or not regions[0].tma:
+            raise LayoutError(
+                f"load_async: rows of several pages of {regions[0].arg.name} are loaded by TMA, "
+                f"each CTA's own, got {multicast=}"
+                + ("" if regions[0].tma else f": {regions[0].obstacle}"),
+                hint="tiles of one page, or of a part of one",
+            )
+        for part, region in enumerate(regions):
+            op = TmaLoad(
+                tile.value, region.coords, region.arg, barriers=self.full.result, index=barrier,
+                axes=region.axes, part=part, parts=len(regions), cache=cache,
+            )  # fmt: skip
+            add(op)
+            self.tx_bytes += op.num_bytes
 
     def _fill_by_threads(self, tile: SharedTile | SharedVec, region: Region) -> None:
         """By the producer's threads: vectors later, tiles at once, for all who may read them."""

@@ -85,6 +85,16 @@ def bar_arrive(barrier: object, threads: object) -> str:
     return f"bar.arrive {barrier}, {threads};"
 
 
+def bar_any(dst: str, barrier: object, threads: object, src: str) -> str:
+    """Named barrier of threads that learn whether a predicate holds in any (9.7.13.1)."""
+    return f"bar.red.or.pred {dst}, {barrier}, {threads}, {src};"
+
+
+def vote_any(dst: str, src: str) -> str:
+    """Whether a predicate holds in any lane of the warp (9.7.13.9)."""
+    return f"vote.sync.any.pred {dst}, {src}, 0xffffffff;"
+
+
 def bar_warp_sync() -> str:
     """All lanes of the warp meet (9.7.13.2)."""
     return "bar.warp.sync 0xffffffff;"

@@ -210,6 +210,11 @@ def atom_add(kind: str, dst: str, address: str, src: object) -> str:
     return f"atom.global.add.{kind} {dst}, [{address}], {src};"
 
 
+def atom_inc(dst: str, address: str, most: object) -> str:
+    """Atomic increment in global memory, 0 after `most`, ordered with other CTAs' (9.7.13.5)."""
+    return f"atom.acq_rel.gpu.global.inc.u32 {dst}, [{address}], {most};"
+
+
 def try_cancel(answer: str, barrier: str, *, everywhere: bool) -> str:
     """Ask for a cluster that has not begun; the answer may go to all of this one (9.7.14.18)."""
     cast = ".multicast::cluster::all" if everywhere else ""

@@ -1,0 +1,322 @@
+"""A call of decoding: its arguments checked, and the kernel's made of them."""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache, partial
+from typing import Any
+
+import numpy as np
+
+from .attention_choice import TILE_DIMS, tile_dim
+from .attention_options import HALVES, Options, check_array, check_positive
+from .errors import DTypeError, LayoutError, ResourceError
+from .kernels.attention_decode import BESIDE, ROWS
+from .kernels.attention_decode import attention_decode as kernel
+from .kernels.attention_scores import Edges
+from .operators import num_sms
+from .ready import Launch, again, key_of, remember
+from .runtime.arrays import ArrayView, allocator, tma_ok, view
+from .runtime.workspace import workspace
+
+MAX_QUERIES = 16
+PAGES = (16, 32, 64, 128, 192, 256)  # rows of a page: parts or multiples of a block of keys
+WIDE = 128  # columns from which blocks are half as tall
+SHARED_BYTES = 220 << 10  # of stages and queries; an SM of Hopper has 227 KiB for a CTA
+MAX_STAGES = 8
+# What a part costs beside its blocks, in blocks: its queries, sums and the way through memory.
+OVERHEAD = 0.6
+MAX_SPLITS = 128
+
+
+def attention_decode(
+    q: Any, k_cache: Any, v_cache: Any, *, cache_seqlens: Any = None, block_table: Any = None,
+    causal: bool = False, window: tuple[int | None, int | None] | None = None,
+    scale: float | None = None, softcap: float | None = None, sinks: Any = None, out: Any = None,
+    lse: Any = None, return_lse: bool = False,
+) -> Any:  # fmt: skip
+    """Attention of each sequence's last few queries over its cache, as in decoding.
+
+    A score is `scale q k^T`; then, where given, `softcap tanh(score / softcap)`; then -inf where
+    the key is hidden. Keys of a sequence are shared out among SMs: how many take part in one
+    follows from the device and the shapes, not from the lengths, which are read on the device.
+
+    Args:
+        q: B x Lq x H x D, bf16 or f16; Lq 1 to 16, D at most 256.
+        k_cache: B x Lk x Hkv x D; Hkv divides H. With block_table pages x page size x Hkv x D, of
+            16, 32, 64, 128, 192 or 256 rows a page.
+        v_cache: the same, its last axis Dv.
+        cache_seqlens: s32 [B]: keys of each sequence, the last Lq of them those of q; taken for 0
+            if less, for what there is room for if more. None: all that there is room for. What lies
+            behind them may be anything, NaN too.
+        block_table: s32 [B, pages of a sequence]: where its pages lie. Of what lies on a device
+            entries are not checked: one outside the pools stands for a page of zeros.
+        causal: query i sees no key behind its own, the Lq - i th from the end.
+        window: (left, right): a query sees keys from `left` before its own to `right` behind it;
+            None for no limit on a side.
+        scale: of the scores, positive; 1/sqrt(D) if None.
+        softcap: positive and at most 16384, or None.
+        sinks: f32 [H]: a score of each head without a value.
+        out: B x Lq x H x Dv of q's dtype to write, contiguous, or None to allocate it.
+        lse: f32 B x H x Lq to write the log-sum-exp to, contiguous, or None.
+        return_lse: also return it.
+
+    Returns:
+        out, or (out, lse), as `tc.attention` has them: 0 and -inf where no key is seen. CUDA arrays
+        run on the GPU on the current stream, without waiting; NumPy arrays and CPU tensors run on
+        the PTX machine.
+
+    Raises:
+        LayoutError: shapes that do not fit, heads that do not divide, more than 16 queries, pages
+            of another size; lengths and pages of arrays in CPU memory that are not there.
+        DTypeError: dtypes other than those above.
+        ResourceError: arrays on two devices; a CUDA array and no GPU.
+
+    Example: `y = tc.attention_decode(q, k, v, cache_seqlens=lengths, block_table=table)`
+    """
+    given = tuple([x for x in (q, k_cache, v_cache, cache_seqlens, block_table, out, lse)
+                   if x is not None])  # fmt: skip
+    key = key_of(
+        (q, k_cache, v_cache, cache_seqlens, block_table, out, lse),
+        (kernel, causal, window, scale, softcap, sinks),
+    )
+    made = again(key, given)
+    if made is None:
+        options = Options("bottom-right" if causal else False, window, scale, softcap, None, None,
+                          None, sinks, None)  # fmt: skip
+        call = _Call(q, k_cache, v_cache, cache_seqlens, block_table, options)
+        made = call.run(key, given, out, lse)
+    found = iter(made)
+    out, lse = next(found) if out is None else out, next(found) if lse is None else lse
+    return (out, lse) if return_lse else out
+
+
+class _Call:
+    """Arguments of a call, checked.
+
+    Raises:
+        LayoutError, DTypeError, ResourceError: they do not fit.
+    """
+
+    def __init__(self, q: Any, k: Any, v: Any, lengths: Any, table: Any, options: Options):
+        self.arrays, self.lengths, self.table = (q, k, v), lengths, table
+        query, keys, values = views = view(q), view(k), view(v)
+        _check_shapes(*views, paged=table is not None)
+        self.batch, self.queries, self.heads, self.dim = query.shape
+        self.dtype, self.dim_v, self.groups = query.dtype, values.shape[3], keys.shape[2]
+        self.sms, self.page = num_sms(query.device), 0
+        self.room = keys.shape[1]
+        if table is not None:
+            self.page = _check_pages(keys, values)
+            columns = (*getattr(table, "shape", ()), 0, 0)[1]
+            check_array("block_table", table, (self.batch, columns), ("s32",), "B x pages")
+            self.room = self.page * columns
+        if lengths is not None:
+            check_array("cache_seqlens", lengths, (self.batch,), ("s32",), "B")
+        if query.device == "cpu":
+            _check_entries(lengths, table, keys.shape[0], self.page, self.room)
+        self.scale = self.dim**-0.5 if options.scale is None else options.scale
+        check_positive("scale", self.scale, "for a negative scale, negate q")
+        self.sinks = options.sinks
+        self.edges, self.limits = _edges(options, self.queries)
+        shape = (self.batch, self.heads, self.queries, self.room)
+        self.mods, self.more = options.mods(shape)
+
+    def run(self, key: Any, given: tuple[Any, ...], out: Any, lse: Any) -> list[Any]:
+        """Launches; what was not given: output, log-sum-exp."""
+        q, k, v = self.arrays
+        makers: list[Callable[[], Any]] = []
+        made: list[Any] = []
+
+        def result(name: str, value: Any, shape: tuple[int, ...], dtype: str, axes: str) -> Any:
+            if value is not None:
+                _check_result(name, value, shape, dtype, axes)
+                return value
+            makers.append(allocator(q, shape, dtype))
+            made.append(makers[-1]())
+            return made[-1]
+
+        whole = (self.batch, self.queries, self.heads, self.dim_v)
+        rows = (self.batch, self.heads, self.queries)
+        out = result("out", out, whole, self.dtype, "B x Lq x H x Dv")
+        lse = result("lse", lse, rows, "f32", "B x H x Lq")
+        if 0 in whole or self.room == 0:
+            out[...] = 0
+            lse[...] = -math.inf if self.sinks is None else self.sinks[None, :, None]
+            return made
+        params = self.params()
+        splits = params.pop("splits")
+        memory = partial(self.memory, splits, params["consumers"]) if splits > 1 else None
+        args = [x for x in (self.table, self.lengths) if x is not None]
+        args += [*(memory(q) if memory else ()), *self.limits, *self.more]
+        launch = Launch(
+            kernel,
+            (q.reshape(-1, self.dim), k, v, out.reshape(-1, self.dim_v), lse.reshape(-1)),
+            (float(self.scale), self.batch, self.queries, self.heads, splits, *args),
+            {**params, "page": self.page, "ragged": self.lengths is not None, "split": splits > 1,
+             "edges": self.edges, "mods": self.mods},
+        )  # fmt: skip
+        launch.run()
+        remember(key, given, tuple(makers), tuple(made), [launch], shared=memory)
+        return made
+
+    @property
+    def rows(self) -> int:
+        """Queries of the heads that share keys."""
+        return self.heads // self.groups * self.queries
+
+    def params(self) -> dict[str, Any]:
+        """Tiles, and how many tasks share a sequence."""
+        wide, wide_v = tile_dim(self.dim), tile_dim(self.dim_v)
+        tile_k = 64 if max(wide, wide_v) > WIDE or self.page == 192 else 128
+        consumers = min(-(-self.rows // ROWS), 2 if max(wide, wide_v) < TILE_DIMS[-1] else 1)
+        free = SHARED_BYTES - 2 * consumers * ROWS * wide
+        stages = min(free // (2 * tile_k * (wide + wide_v)), MAX_STAGES)
+        units = self.batch * self.groups * -(-self.rows // (ROWS * consumers))
+        keys = self.room
+        if self.edges.left:
+            keys = min(keys, self.limits[0] + self.queries + tile_k)
+        splits = splits_of(units, -(-keys // tile_k), self.sms)
+        return {"dim": wide, "dim_v": wide_v, "tile_k": tile_k, "consumers": consumers,
+                "stages": stages, "splits": splits}  # fmt: skip
+
+    def memory(self, splits: int, consumers: int, like: Any) -> tuple[Any, Any]:
+        """Sums of parts, each row with its log-sum-exp, and counters; of the current stream."""
+        tiles = -(-self.rows // (ROWS * consumers)) * consumers
+        parts = self.batch * self.groups * tiles * splits
+        return workspace(like, parts, min(self.rows, ROWS), self.dim_v + BESIDE, "f32")
+
+
+@lru_cache(maxsize=4096)
+def splits_of(units: int, blocks: int, sms: int) -> int:
+    """Tasks that share the blocks of one unit, so that the SM with most to do has least.
+
+    Args:
+        units: sequences times heads of keys (times tiles of their queries).
+        blocks: of keys that a unit has, at most.
+        sms: of the device.
+    """
+    def time(splits: int) -> float:
+        return -(-units * splits // sms) * (-(-blocks // splits) + OVERHEAD * (1 + (splits > 1)))
+
+    return min(range(1, max(min(blocks, MAX_SPLITS), 1) + 1), key=time)
+
+
+def _edges(options: Options, queries: int) -> tuple[Edges, list[int]]:
+    """Edges from the end, and their arguments; none where the only query sees all there is."""
+    edges, limits = options.edges()
+    edges = replace(edges, from_end=True)
+    if queries == 1 and edges.right:
+        edges, limits = replace(edges, right=False), limits[: edges.left]
+    return edges, limits
+
+
+def _check_shapes(query: ArrayView, keys: ArrayView, value: ArrayView, *, paged: bool) -> None:
+    lead = ("pages", "page size") if paged else ("B", "Lk")
+    arrays = {"q": query, "k_cache": keys, "v_cache": value}
+    axes = {"q": "B x Lq x H x D", "k_cache": f"{' x '.join(lead)} x Hkv x D"}
+    axes["v_cache"] = axes["k_cache"] + "v"
+    shown = ", ".join(f"{name} {tuple(array.shape)}" for name, array in arrays.items())
+    for name, array in arrays.items():
+        if len(array.shape) != 4:
+            raise LayoutError(f"attention_decode: {name} is {axes[name]}, got {shown}")
+        if array.dtype not in HALVES or array.dtype != query.dtype:
+            raise DTypeError(
+                f"attention_decode: q, k_cache and v_cache have one dtype, {' or '.join(HALVES)}, "
+                "got " + ", ".join(f"{n} of {x.dtype}" for n, x in arrays.items())
+            )
+        if not 1 <= array.shape[3] <= TILE_DIMS[-1]:
+            raise LayoutError(
+                f"attention_decode: the head dim is 1 to {TILE_DIMS[-1]}, computed in tiles of "
+                f"{', '.join(map(str, TILE_DIMS))} columns, got {name} with {array.shape[3]}"
+            )
+    if len({array.device for array in arrays.values()}) > 1:
+        raise ResourceError(
+            "attention_decode: q, k_cache and v_cache are on one device, got "
+            + ", ".join(f"{name} on {array.device}" for name, array in arrays.items()),
+            hint="move them with .to(device)",
+        )
+    batch, queries, heads, dim = query.shape
+    agree = keys.shape[:3] == value.shape[:3] and keys.shape[3] == dim
+    if not agree or not paged and keys.shape[0] != batch:
+        raise LayoutError(
+            "attention_decode: extents agree in "
+            + ", ".join(f"{name} {form}" for name, form in axes.items()) + f", got {shown}"
+        )
+    if not 1 <= queries <= MAX_QUERIES:
+        raise LayoutError(
+            f"attention_decode: 1 to {MAX_QUERIES} queries a sequence, got {queries}",
+            hint="tc.attention, whose tensors are B x heads x length x dim",
+        )
+    groups = keys.shape[2]
+    if heads and (groups == 0 or heads % groups):
+        raise LayoutError(
+            f"attention_decode: the heads of the caches divide those of q, got {groups} and {heads}"
+        )
+
+
+def _check_pages(keys: ArrayView, value: ArrayView) -> int:
+    """Rows of a page.
+
+    Raises:
+        LayoutError: another number than TMA and blocks of keys allow, or pools it cannot reach.
+    """
+    page = keys.shape[1]
+    if page not in PAGES:
+        raise LayoutError(
+            f"attention_decode: a page has {', '.join(map(str, PAGES))} rows, got k_cache with "
+            f"{page}"
+        )
+    for name, array in (("k_cache", keys), ("v_cache", value)):
+        obstacle = tma_ok(array, (3, 2, 1, 0)) if array.shape[0] else None
+        if obstacle is not None:
+            raise LayoutError(
+                f"attention_decode: pages are loaded by TMA, which {name} does not allow: "
+                f"{obstacle}",
+                hint="a head dim that is a multiple of 8, and contiguous",
+            )
+    return page
+
+
+def _check_result(
+    name: str, value: Any, shape: tuple[int, ...], dtype: str, axes: str
+) -> None:
+    array = check_array(name, value, shape, (dtype,), axes)
+    steps = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    for extent, stride, step in zip(shape, array.strides, steps, strict=True):
+        if extent > 1 and stride != step:
+            raise LayoutError(
+                f"attention_decode: {name} is contiguous, got strides {tuple(array.strides)}",
+                hint=f"no {name}, and return_lse" if name == "lse" else f"no {name}",
+            )
+
+
+def _check_entries(lengths: Any, table: Any, pages: int, page: int, room: int) -> None:
+    """Of arrays in CPU memory: lengths that there is room for, and pages that there are.
+
+    Raises:
+        LayoutError: others.
+    """
+    used = None
+    if lengths is not None:
+        used = np.asarray(lengths)
+        if (used < 0).any() or (used > room).any():
+            raise LayoutError(
+                f"attention_decode: cache_seqlens are 0 to {room}, the keys there is room for, "
+                f"got {reprlib.repr(used.tolist())}"
+            )
+    if table is None:
+        return
+    entries = np.asarray(table)
+    first = np.arange(entries.shape[1]) * page
+    mine = np.broadcast_to(True, entries.shape) if used is None else first < used[:, None]
+    wrong = mine & ((entries < 0) | (entries >= pages))
+    if wrong.any():
+        row, column = np.argwhere(wrong)[0].tolist()
+        raise LayoutError(
+            f"attention_decode: pages are 0 to {pages - 1}, got block_table[{row}, {column}] = "
+            f"{entries[row, column]}"
+        )

@@ -1,0 +1,374 @@
+"""Softmax attention of a few queries over a cache of keys and values: decoding.
+
+Rows of a tile are the queries of all heads that share keys: a query's heads, then the next
+query's. The key blocks of a sequence are shared out among `splits` tasks; the sums and log-sum-exps
+of each go to memory, and the last to arrive of a tile's tasks puts them together. Blocks run
+backwards, and S = Q K^T of one runs beside O += P V of the one before, as in `attention_forward`.
+
+    producer      k[n-1], v[n-1], k[n-2], v[n-2], ...    of this task, then of the next
+    tensor cores       S[n-1] | S[n-2], O += P[n-1] V[n-1] | ...
+    threads       q           | softmax S[n-1]             | ...
+
+q comes by the consumers' own loads, so that the rings fill for the next task while this one ends.
+Barriers: `full` and `empty` of k and of v (one a stage).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import tilecat as tc
+from tilecat import DTypeVar, bf16, f16, f32, gl, inout, rt, rv, s32, st
+
+from ..language.scalars import minimum_of
+from .attention_scores import LOG2_E, Edges, Mods, clamp, maximum_of
+from .score_mods import At
+
+T = DTypeVar("T", bf16, f16)
+ROWS = 64  # of a consumer's tile
+LOWEST = -1e30  # where maxima start: finite, for with -inf a block of -inf scores would give NaN
+BESIDE = 4  # columns beside a part's sums: its log-sum-exp, and 16 bytes to keep rows aligned
+TOGETHER = 8  # parts of a row whose loads are under way at a time
+SHIFT = 24  # of the division of rows by heads: exact for rows x heads below 2**24
+MEETING = 15  # named barrier of all consumers
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Rows of packed queries: query and head of each, and where it lies.
+
+    Args:
+        queries, heads, group: Lq, H, and how many heads share keys; s32 scalars.
+    """
+
+    queries: Any
+    heads: Any
+    group: Any
+
+    @property
+    def count(self) -> Any:
+        """How many there are for each head of keys."""
+        return self.queries * self.group
+
+    def of(self, index: Any) -> tuple[Any, Any]:
+        """Query and member of the group of a row, or of a vector of rows."""
+        query = (index * tc.cdiv(1 << SHIFT, self.group)) >> SHIFT
+        return query, index - query * self.group
+
+    def head(self, task: Any, member: Any) -> Any:
+        """Head of a member of the group."""
+        return member + task.head * self.group
+
+    def in_q(self, task: Any, query: Any, member: Any) -> Any:
+        """Row of Q and O, [B Lq H, D]."""
+        return (query + task.batch * self.queries) * self.heads + self.head(task, member)
+
+    def in_lse(self, task: Any, query: Any, member: Any) -> Any:
+        """Element of LSE, [B H Lq]."""
+        plane = self.head(task, member) + task.batch * self.heads
+        return plane * self.queries + query
+
+
+@dataclass(frozen=True, eq=False)
+class Cache:
+    """Keys or values of all sequences.
+
+    Args:
+        tensor: [B, Lk, Hkv, D], or [pages, rows of a page, Hkv, D].
+        table: pages of each sequence, s32 [B, pages]; None without.
+        page: rows of a page, known while tracing.
+    """
+
+    tensor: Any
+    table: Any = None
+    page: int = 0
+
+    def at(self, batch: Any, head: Any, row: Any) -> Any:
+        """A place in a sequence of one head."""
+        if self.table is None:
+            return self.tensor.permute(0, 2, 1, 3).at(batch, head, row, 0)
+        rows = self.tensor.permute(2, 0, 1, 3).paged(self.table[batch, :], 1, size=self.page)
+        return rows.at(head, row, 0)
+
+    @property
+    def room(self) -> Any:
+        """Keys that a sequence may have."""
+        if self.table is None:
+            return self.tensor.size(1)
+        return self.table.size(1) * self.page
+
+
+def tasks_of(batch, rows, groups, lengths, room, splits, tall, edges, tile_k, limits):
+    """Parts of key blocks: of a tile of rows all `splits`, then of the next.
+
+    Coordinates: batch, head (of keys), tile, part, unit (number of the tile), keys, behind
+    (the first block behind those of the part), steps.
+    """
+    tiles = tc.cdiv(rows.count, tall)
+    count = batch * groups * tiles * splits
+
+    def locate(t):
+        unit = t // splits
+        part, plane = t - unit * splits, unit // tiles
+        entry = plane // groups
+        keys = room if lengths is None else clamp(tc.load(lengths[entry], s32), 0, room)
+        sight = edges.sight(list(limits), tile_k, rows.queries, keys)
+        low, end = sight.blocks(0, rows.queries)
+        first, behind = low + (end - low) * part // splits, low + (end - low) * (part + 1) // splits
+        return {
+            "batch": entry, "head": plane - entry * groups, "tile": unit - plane * tiles,
+            "part": part, "unit": unit, "keys": keys, "behind": behind, "steps": behind - first,
+        }  # fmt: skip
+
+    return tc.custom_order(count, locate)
+
+
+class Consumer:
+    """One consumer's task: S and P of key blocks, O of those before.
+
+    Args:
+        pipe, tiles, registers: the pipeline; its q, k and v; s, p, o, m, l.
+        rows, sight, mods: which row is what, keys that queries see, what changes scores.
+    """
+
+    def __init__(self, pipe, tiles, registers, rows, sight, mods):
+        self.pipe, self.rows, self.all_keys, self.mods = pipe, rows, sight, mods
+        self.q, self.k, self.v = tiles
+        self.s, self.p, self.o, self.m, self.l = registers
+
+    def load(self, task, Q, first):
+        """The queries of 64 rows from `first` on, zero behind the last."""
+        index, q = tc.row_index(self.s) + first, self.q[self.pipe.consumer]
+        self.query, self.member = self.rows.of(index)
+        self.real = index < self.rows.count
+        self.place = tc.select(self.real, self.rows.in_q(task, self.query, self.member), -1)
+        tc.store(q, tc.load(Q[self.place, 0], rt[Q.dtype, *q.type.shape]))
+        tc.sync()
+        self.tile = q
+
+    def task(self, task, steps, whole):
+        """The key blocks of a part, if it has any: those at an edge are masked.
+
+        Args:
+            whole: whether that are all of the sequence, its sinks too.
+        """
+        sight = self.sight = replace(self.all_keys, keys=task.keys)
+        for place, start in ((self.o, 0.0), (self.l, 0.0), (self.m, LOWEST)):
+            tc.fill(place, start)
+        if whole and self.mods.sinks:
+            heads = tc.select(self.real, self.rows.head(task, self.member), -1)
+            self.sink = tc.load(self.mods.sinks[0][heads], rv[f32, ROWS]) * LOG2_E
+            tc.copy(self.m, tc.maximum(self.sink, LOWEST))
+        low, end = sight.whole(0, self.rows.queries)
+        inner = clamp(task.behind - end, 1, steps) if sight.edges.right else 1
+        outer = clamp(task.behind - low, inner, steps) if sight.edges.left else steps
+        with tc.when(steps > 0):
+            self.first(task)
+            if sight.edges.right:
+                self.blocks(task, 1, inner, masked=True)
+            self.blocks(task, inner, outer, masked=False)
+            if sight.edges.left:
+                self.blocks(task, outer, steps, masked=True)
+            self.v.wait()
+            tc.mma_AB(self.o, tc.regroup(self.p), self.v)
+            tc.mma_wait()
+            self.v.release()
+
+    def first(self, task):
+        """S and P of the block that runs first, the only one with keys behind the sequence."""
+        self.k.wait()
+        tc.mma_ABt(self.s, self.tile, self.k, accumulate=False)
+        tc.mma_wait()
+        self.k.release()
+        self.softmax(task, 0, masked=True)
+        tc.cast(self.s, self.p.dtype, out=self.p)
+        self.clear(task.keys - (task.behind - 1) * self.sight.tile_k)
+
+    def clear(self, left):
+        """Zeros in rows of V behind the sequence, which may hold anything, NaN too."""
+        with tc.when(left < self.sight.tile_k):
+            self.v.wait()
+            with tc.when(self.pipe.consumer == 0):
+                tc.store(self.v.tile, tc.mask_rows(tc.load(self.v), left, 0))
+                tc.sync()
+            if self.pipe.consumers > 1:
+                tc.barrier_sync(MEETING, 128 * self.pipe.consumers)
+
+    def blocks(self, task, start, stop, *, masked):
+        """S and P of further blocks, each with O += P V of the one before."""
+        for step in tc.range(start, stop):
+            self.k.wait()
+            tc.mma_ABt(self.s, self.tile, self.k, accumulate=False)
+            self.v.wait()
+            tc.mma_AB(self.o, tc.regroup(self.p), self.v)
+            tc.mma_wait(1)
+            self.k.release()
+            shrink = self.softmax(task, step, masked=masked)
+            tc.mma_wait()
+            self.v.release()
+            tc.mul(self.o, shrink, out=self.o)
+            tc.cast(self.s, self.p.dtype, out=self.p)
+
+    def softmax(self, task, step, *, masked):
+        """S becomes 2 to the power of scores' distance to the running maximum.
+
+        Returns:
+            what O must shrink by.
+        """
+        s, m, mods = self.s, self.m, self.mods
+        col = (task.behind - 1 - step) * self.sight.tile_k
+        mods.apply(s, At(s, task.batch, task.head, 0, col, 0, col))
+        if masked:
+            self.mask(col)
+        highest = tc.maximum(tc.row_max(s) * mods.unit, m)
+        shrink = tc.exp2(m - highest)
+        tc.copy(m, highest)
+        tc.exp2(tc.fma(s, mods.unit, -highest, out=s), out=s)
+        tc.fma(self.l, shrink, tc.row_sum(s, partial=True), out=self.l)
+        return shrink
+
+    def mask(self, col):
+        """Hides keys behind the sequence and beyond the edges of each row's query."""
+        s, sight = self.s, self.sight
+        tc.mask_cols(s, sight.keys - col, -math.inf)
+        cols = tc.col_index(s)
+        if sight.edges.right:
+            tc.select(cols <= self.query + (sight.shift + sight.right - col), s, -math.inf, out=s)
+        if sight.edges.left:
+            tc.select(cols >= self.query + (sight.shift - sight.left - col), s, -math.inf, out=s)
+
+    def store(self, task, O, LSE):
+        """The results of a tile that one task had alone."""
+        total = tc.total(self.l)
+        if self.mods.sinks:
+            total = total + tc.exp2(self.sink - self.m)
+        share = tc.select(total == 0.0, 0.0, tc.rcp(total))
+        sums = tc.select(self.real, self.rows.in_lse(task, self.query, self.member), -1)
+        tc.store(LSE[sums], (tc.log2(total) + self.m) * (1 / LOG2_E))
+        tc.store(O[self.place, 0], tc.cast(self.o * share, O.dtype))
+
+
+class Parts:
+    """Results of parts, and how they are put together.
+
+    Args:
+        memory: Sums, [rows of all parts, Dv + BESIDE], of each row its sum and its log-sum-exp, in
+            powers of two; Flags, s32, a counter a tile.
+        rows, mods: which row is what, what changes scores. splits: parts of a tile.
+        width, columns: Dv, and columns of its tiles.
+    """
+
+    def __init__(self, memory, rows, mods, splits, width, columns):
+        self.sums, self.flags = memory
+        self.rows, self.mods, self.splits, self.width = rows, mods, splits, width
+        self.tall = minimum_of(rows.count, ROWS)  # rows that a part keeps
+        self.kind = rv[f32, columns, "plain"]
+
+    def at(self, part, count=1):
+        """Sums and log-sum-exps of parts from number `part` on."""
+        first, behind = part * self.tall, (part + count) * self.tall
+        return self.sums[first:behind, : self.width], self.sums[first:behind, self.width]
+
+    def store(self, task, work, tile):
+        """A part of a tile of 64 rows, number `tile` of all; whether it is the last to come."""
+        total = tc.total(work.l)
+        sums, scales = self.at(tile * self.splits + task.part)
+        tc.store(scales.at(0), tc.log2(total) + work.m)
+        tc.store(sums.at(0, 0), work.o * tc.select(total == 0.0, 0.0, tc.rcp(total)))
+        return tc.last_of(self.flags.at(tile), self.splits)
+
+    def combine(self, task, first, tile, O, LSE):
+        """The results of the tile that begins with row `first`: a row a warp, then the next."""
+        rows, mine = self.rows, self.at(tile * self.splits, self.splits)
+        with tc.warps():
+            for row in tc.range(tc.warp_id() % 4, minimum_of(rows.count - first, ROWS), 4):
+                query, member = rows.of(first + row)
+                sink = self.mods.sink(rows.head(task, member)) if self.mods.sinks else LOWEST
+                m, total = tc.var(maximum_of(sink, LOWEST), f32), tc.var(0.0)
+                if self.mods.sinks:
+                    total.set(tc.exp2(sink - m.get()))
+                o = tc.zeros(self.kind)
+                for part in tc.range(0, self.splits, TOGETHER):
+                    self.add((o, m, total), mine, part * self.tall + row)
+                share = tc.select(total.get() == 0.0, 0.0, tc.rcp(total.get()))
+                tc.store(O.at(rows.in_q(task, query, member), 0), o * share)
+                tc.store(LSE.at(rows.in_lse(task, query, member)),
+                         (tc.log2(total.get()) + m.get()) * (1 / LOG2_E))  # fmt: skip
+
+    def add(self, sums, mine, row):
+        """Adds `row` and those of the next parts, TOGETHER in all: to o, maximum, total."""
+        (o, m, total), (found, scales) = sums, mine
+        places = [row + self.tall * i for i in range(TOGETHER)]
+        new = [tc.load(scales.at(at), f32, fill=-math.inf) for at in places]
+        rows = [tc.load(found.at(at, 0), self.kind) for at in places]
+        highest = m.get()
+        for x in new:
+            highest = maximum_of(highest, x)
+        shrink = tc.exp2(m.get() - highest)
+        whole = total.get() * shrink
+        tc.mul(o, shrink, out=o)
+        for x, values in zip(new, rows, strict=True):
+            weight = tc.exp2(x - highest)
+            whole = whole + weight
+            tc.fma(values, weight, o, out=o)
+        total.set(whole)
+        m.set(highest)
+
+
+@tc.kernel
+def attention_decode(Q: gl[T, "rows", "D"], K: gl[T, "P", "R", "Hkv", "D"],
+                     V: gl[T, "P", "R", "Hkv", "Dv"], O: gl[T, "rows", "Dv"],
+                     LSE: gl[f32, "rows"], scale: f32, batch: s32, queries: s32, heads: s32,
+                     splits: s32, *args, page=0, dim=128, dim_v=128, tile_k=128, consumers=1,
+                     stages=3, ragged=False, split=False, edges=Edges(), mods=Mods()):  # fmt: skip
+    """O = softmax(mods(scale Q K^T)) V of each sequence's last Lq queries, LSE = ln sum exp.
+
+    Args:
+        Q, O: [B Lq H, D and Dv]. LSE: [B H Lq].
+        K, V: [B, Lk, Hkv, D and Dv]; with `page` pools of pages of so many rows.
+        batch, queries, heads: B, Lq, H; Hkv divides H. splits: parts of a sequence's keys.
+        args: with page the table, s32 [B, pages of a sequence]; if ragged keys of sequences, s32
+            [B]; if split Sums and Flags (see Parts); of edges left, right; of mods soft cap, sinks.
+        dim, dim_v, tile_k, consumers, stages: as of `attention_forward`.
+    """
+    args = list(args)
+    table = args.pop(0) if page else None
+    lengths = args.pop(0) if ragged else None
+    memory = [args.pop(0) for _ in range(2)] if split else None
+    count = edges.left + edges.right
+    limits, args = tuple(args[:count]), args[count:]
+    keys, values = Cache(K, table, page), Cache(V, table, page)
+    rows, tall = Rows(queries, heads, heads // K.size(2)), ROWS * consumers
+    tasks = tasks_of(batch, rows, K.size(2), lengths, keys.room, splits, tall, edges, tile_k, limits)
+    pipe = tc.lcf(consumers=consumers, stages=stages, tasks=tasks, steps=1)
+    k = pipe.input(st[K.dtype, tile_k, dim], ring="k")
+    v = pipe.input(st[V.dtype, tile_k, dim_v], ring="v")
+    q, s = tc.shared(st[Q.dtype, ROWS, dim], consumers), tc.empty(rt[f32, ROWS, tile_k])
+    p, o = tc.empty(s.type.cast(Q.dtype)), tc.empty(rt[f32, ROWS, dim_v])
+    m, l = tc.empty(rv[f32, ROWS]), tc.empty(rv[f32, ROWS, "row", "partial"])
+    sight = edges.sight(list(limits), tile_k, queries, keys.room)
+    mods = mods.take(args, scale)
+    work = Consumer(pipe, (q, k, v), (s, p, o, m, l), rows, sight, mods)
+
+    @pipe.load
+    def _(task, step):
+        place = task.batch, task.head, (task.behind - 1 - step) * tile_k
+        tc.load_async(k, keys.at(*place))
+        tc.load_async(v, values.at(*place))
+
+    @pipe.consume
+    def _(task, steps):
+        work.load(task, Q, task.tile * tall + pipe.consumer * ROWS)
+        work.task(task, steps, not split)
+
+    @pipe.finish
+    def _(task):
+        if not split:
+            work.store(task, O, LSE)
+            return
+        parts = Parts(memory, rows, mods, splits, V.size(3), dim_v)
+        tile = task.unit * consumers + pipe.consumer
+        with tc.when(parts.store(task, work, tile)):
+            parts.combine(task, task.tile * tall + pipe.consumer * ROWS, tile, O, LSE)

@@ -1,0 +1,157 @@
+"""Calls with torch tensors seen before: their launches made ready.
+
+A call whose tensors lie as those of an earlier one, with the same options, skips checks and
+choices: of addresses seen before the launches are at hand, else the addresses in them are replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .driver import KernelFunction, Movable
+from .gemm_ready import tokens
+from .runtime.arrays import TENSORS
+
+MAX_CALLS = 4096  # layouts remembered, and launches of each
+
+_calls: dict[Any, _Known] = {}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel that ran.
+
+    Args:
+        kernel: what was called.
+        tensors: its first arguments, each memory that the call was given, or made.
+        rest: its further arguments: numbers, tensors of its options, and of the call too.
+        params: compile-time parameters.
+    """
+
+    kernel: KernelFunction
+    tensors: tuple[Any, ...]
+    rest: tuple[Any, ...]
+    params: dict[str, Any]
+
+    def run(self) -> None:
+        """Calls it."""
+        self.kernel(*self.tensors, *self.rest, **self.params)
+
+
+@dataclass
+class _Known:
+    """What is known of calls of one layout.
+
+    Args:
+        makers: allocate what a call writes, or needs.
+        shared: memory of the current stream, which another stream has elsewhere; or None.
+        movable: by the alignment of all tensors, launches of each kernel, and where each of its
+            arguments is: the number of a tensor, or an address.
+        launches: by the addresses of all tensors.
+    """
+
+    makers: tuple[Callable[[], Any], ...]
+    shared: Callable[[Any], tuple[Any, ...]] | None
+    movable: dict[Any, list[tuple[Movable, list[tuple[int, int]]]]] = field(default_factory=dict)
+    launches: dict[Any, list[Callable[[Any], None]]] = field(default_factory=dict)
+
+    def at(self, addresses: tuple[int, ...]) -> list[Callable[[Any], None]] | None:
+        """Launches for tensors at these addresses; None if nothing is known of such."""
+        found: list[Callable[[Any], None]] = []
+        for movable, places in self.movable.get(_alignment(addresses), ()):
+            launch = movable([addresses[at] if at >= 0 else ptr for at, ptr in places])
+            if launch is None:
+                return None
+            found.append(launch)
+        if not found:
+            return None
+        if len(self.launches) >= MAX_CALLS:
+            self.launches.clear()
+        self.launches[addresses] = found
+        return found
+
+
+def key_of(tensors: tuple[Any, ...], options: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """What a call depends on beside addresses; None where nothing is remembered.
+
+    Args:
+        tensors: of the call; None for what is not given.
+        options: numbers, strings, functions, tensors (whose addresses count), tuples of them.
+    """
+    found: list[Any] = []
+    for x in tensors:
+        if x is None:
+            found.append(None)
+        elif type(x) in TENSORS and x.is_cuda:
+            found += (x.shape, x.stride(), x.dtype, x.get_device())
+        else:
+            return None
+    named = tokens(*options)
+    return None if named is None else (*found, *named)
+
+
+def again(key: Any, given: tuple[Any, ...]) -> list[Any] | None:
+    """What a call's makers made, launched; None if the call is not known.
+
+    Args:
+        key: of the call; None for one that nothing is remembered of.
+        given: its tensors.
+    """
+    known = None if key is None else _calls.get(key)
+    if known is None:
+        return None
+    made = [make() for make in known.makers]
+    tensors = (*given, *made)
+    if known.shared is not None:
+        tensors += known.shared(given[0])
+    addresses = tuple([x.data_ptr() for x in tensors])
+    launches = known.launches.get(addresses) or known.at(addresses)
+    if launches is None:
+        return None
+    for launch in launches:
+        launch(None)
+    return made
+
+
+def remember(
+    key: Any, given: tuple[Any, ...], makers: tuple[Callable[[], Any], ...],
+    made: tuple[Any, ...], launches: Sequence[Launch], *,
+    shared: Callable[[Any], tuple[Any, ...]] | None = None,
+) -> None:  # fmt: skip
+    """Keeps what ran.
+
+    Args:
+        key: of the call; None for one that nothing is remembered of.
+        given: its tensors.
+        makers: allocate what it wrote beside.
+        made: what they gave.
+        launches: the kernels, in order.
+        shared: of a tensor: memory of the current stream that the launches use too.
+    """
+    if key is None:
+        return
+    tensors = (*given, *made, *(shared(given[0]) if shared else ()))
+    addresses = tuple([x.data_ptr() for x in tensors])
+    number = {address: at for at, address in enumerate(addresses)}
+    if len(number) < len(tensors):  # of another call they need not be one
+        return
+    found = []
+    for launch in launches:
+        movable = launch.kernel.movable(*launch.tensors, *launch.rest, **launch.params)
+        if movable is None:
+            return
+        first = [number.get(x.data_ptr(), -1) for x in launch.tensors]
+        if -1 in first:  # a copy, which another call makes anew
+            return
+        rest = [x.data_ptr() if hasattr(x, "data_ptr") else 0 for x in launch.rest]
+        places = [(at, 0) for at in first] + [(number.get(ptr, -1), ptr) for ptr in rest]
+        found.append((movable, places))
+    if len(_calls) >= MAX_CALLS:
+        _calls.clear()
+    _calls.setdefault(key, _Known(makers, shared)).movable[_alignment(addresses)] = found
+
+
+def _alignment(addresses: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple([address & 15 for address in addresses])
