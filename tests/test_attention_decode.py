@@ -99,7 +99,7 @@ BAD = {
     "heads": (dict(q=Q[:, :, :3]), LayoutError, "the heads of the caches divide those of q, got 2"),
     "head dim": (dict(v_cache=np.ones((2, 64, 2, 300), BF16)), LayoutError, "head dim is 1 to 256"),
     "queries": (dict(q=np.ones((2, 17, 4, 64), BF16)), LayoutError, "1 to 16 queries a sequence"),
-    "lengths": (dict(cache_seqlens=LENGTHS[:1]), LayoutError, r"cache_seqlens has the shape B = \("),
+    "lengths": (dict(cache_seqlens=LENGTHS[:1]), LayoutError, "cache_seqlens has the shape B = "),
     "lengths' dtype": (dict(cache_seqlens=LENGTHS.astype(np.int64)), DTypeError, "s32, got s64"),
     "long": (dict(cache_seqlens=LENGTHS + 1), LayoutError, "are 0 to 64, the keys there is room"),
     "negative": (dict(cache_seqlens=LENGTHS - 70), LayoutError, "cache_seqlens are 0 to 64"),

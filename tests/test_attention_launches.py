@@ -9,7 +9,7 @@ import test_matmul_launches as common
 from test_matmul_launches import Tensor, gpu  # noqa: F401
 
 import tilecat as tc
-from tilecat import attention_backward_ready as ready
+from tilecat import ready
 from tilecat.kernels.attention_backward import attention_backward
 from tilecat.kernels.attention_rows import attention_delta, attention_dq
 

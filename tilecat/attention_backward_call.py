@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .attention_backward_ready import Launch, again, remember
 from .attention_call import SCALE_HINT, heads_first
 from .attention_options import Options, check_positive
 from .errors import DTypeError, LayoutError, ResourceError
 from .kernels.attention_backward import attention_backward as kernel
 from .kernels.attention_rows import ROWS, attention_delta, attention_dq
+from .ready import Launch, again, key_of, remember
 from .runtime.arrays import ArrayView, allocator, view
 
 HALVES = ("bf16", "f16")
@@ -65,9 +65,10 @@ def attention_backward(
     starts = None if cu_seqlens_q is cu_seqlens_k is None else (cu_seqlens_q, cu_seqlens_k)
     options = Options(causal, window, scale, softcap, bias, mask_mod, score_mod, None, starts)
     given = (dout, q, k, v, out, lse)
-    key = options.key(*given)
-    key = None if key is None else (bool(deterministic), *key)
-    return again(key, given) or _run(key, given, options, bool(deterministic))
+    key = key_of(given, (kernel, bool(deterministic), causal, window, scale, softcap, bias,
+                         mask_mod, score_mod, starts))  # fmt: skip
+    made = again(key, given) or _run(key, given, options, bool(deterministic))
+    return made[0], made[1], made[2]
 
 
 def _run(
@@ -117,8 +118,7 @@ def _run(
     )  # fmt: skip
     for launch in launches:
         launch.run()
-    if key is not None:
-        remember(key, whole, makers, (*gradients, *made[3:]), launches)
+    remember(key, given, makers, (*gradients, *made[3:]), launches)
     return made[:3]
 
 

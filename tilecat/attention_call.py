@@ -8,11 +8,11 @@ from typing import Any
 
 from .attention_choice import NARROWEST, TILE_DIMS, Problem, choose
 from .attention_options import HALVES, Options, check_array, check_positive
-from .attention_ready import again, remember
 from .errors import DTypeError, LayoutError, ResourceError
 from .kernels.attention_forward import attention_forward as kernel
 from .kernels.attention_scores import Mods
 from .operators import num_sms
+from .ready import Launch, again, key_of, present, remember
 from .runtime.arrays import ArrayView, allocator, empty, view
 
 SCALE_HINT = "for a negative scale, negate q; for zero, every output is the mean of v"
@@ -62,8 +62,7 @@ def attention(
         scale_q, scale_k, scale_v: of e4m3: f32 that q, k and v are multiplied by, all three: B x H
             and B x Hkv, or B x H x (Lq / 128) and B x Hkv x (Lk / 128) of blocks of 128 rows.
         out: B x H x Lq x Dv of q's dtype (of e4m3 bf16, or f16) to write, or None to allocate it.
-        lse: f32 B x H x Lq to write the log-sum-exp to, or None.
-        return_lse: also return it.
+        lse: f32 B x H x Lq to write the log-sum-exp to, or None. return_lse: return it too.
 
     Returns:
         out, or (out, lse): natural logarithm of the sum of e to each of a row's scores (the sink's
@@ -79,11 +78,25 @@ def attention(
     """
     starts = None if cu_seqlens_q is cu_seqlens_k is None else (cu_seqlens_q, cu_seqlens_k)
     factors = None if scale_q is scale_k is scale_v is None else (scale_q, scale_k, scale_v)
-    options = Options(causal, window, scale, softcap, bias, mask_mod, score_mod, sinks, starts,
-                      factors)  # fmt: skip
-    key = options.key(q, k, v, out, lse)
-    found = again(key, q, k, v, out, lse) or _run(key, q, k, v, out, lse, options)
-    return found if return_lse else found[0]
+    options = (causal, window, scale, softcap, bias, mask_mod, score_mod, sinks, starts, factors)
+    tensors = q, k, v, out, lse
+    key, given = key_of(tensors, (kernel, *options)), present(tensors)
+    made = again(key, given)
+    made = _run(key, given, out, lse, Options(*options)) if made is None else made
+    return results_of(made, out, lse, return_lse)
+
+
+def results_of(made: Any, out: Any, lse: Any, return_lse: bool) -> Any:
+    """What a call returns.
+
+    Args:
+        made: what was not given of out and lse, in this order.
+        out, lse: given, or None.
+        return_lse: whether it returns both.
+    """
+    if not return_lse:
+        return made[0] if out is None else out
+    return (made[0] if out is None else out), (made[-1] if lse is None else lse)
 
 
 def is_short(error: ResourceError) -> bool:
@@ -92,10 +105,10 @@ def is_short(error: ResourceError) -> bool:
 
 
 def _run(
-    key: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, options: Options
-) -> tuple[Any, Any]:
-    """Checks, chooses, launches; output and log-sum-exp."""
-    given = q
+    key: Any, given: tuple[Any, ...], out: Any, lse: Any, options: Options
+) -> tuple[Any, ...]:
+    """Checks, chooses, launches; what was not given of output and log-sum-exp."""
+    q, k, v, *_ = given
     if options.starts is not None:
         q, k, v = (heads_first(name, x) for name, x in (("q", q), ("k", k), ("v", v)))
     query, keys, value = view(q), view(k), view(v)
@@ -108,14 +121,14 @@ def _run(
     edges, args = options.edges()
     mods, more = options.mods(shape)
     columns = value.shape[3]
-    makers, (out, lse) = _results(
-        given, (batch, heads, queries, columns), dtype, out, lse, bool(starts)
+    makers, made, (out, lse) = _results(
+        given[0], (batch, heads, queries, columns), dtype, out, lse, bool(starts)
     )
     whole = (heads_first("out", out), lse[None]) if starts else (out, lse)
     if length == 0 or columns == 0:
         whole[0][...] = 0
         whole[1][...] = -math.inf if options.sinks is None else options.sinks[None, :, None]
-        return out, lse
+        return made
     if queries == 1 and edges.right and edges.from_end:  # its own key is the last
         edges, args = replace(edges, right=False), args[: edges.left]
     if not (starts or factors or edges.left or edges.right) and mods == Mods():
@@ -131,21 +144,21 @@ def _run(
         length - queries if edges.from_end else 0, num_sms(query.device), bool(starts),
         8 if eight else 16,
     )  # fmt: skip
-    v, copied = keys_last(v, value) if eight else (v, False)
+    v = keys_last(v, value) if eight else v
     fixed = {"edges": edges, "mods": mods, "packed": bool(starts), "scaled": bool(factors)}
     while True:
         params, order = choose(problem, _eased.get((edges, mods), 0))
-        arguments = (q, k, v, *whole, float(scale), *starts, *order, *args, *factors, *more)
+        rest = (float(scale), *starts, *order, *args, *factors, *more)
+        launch = Launch(kernel, (q, k, v, *whole), rest, {**fixed, **params})
         try:
-            kernel(*arguments, **fixed, **params)
+            launch.run()
             break
         except ResourceError as error:
             if not is_short(error) or params["tile_k"] <= NARROWEST:
                 raise
             _eased[edges, mods] = _eased.get((edges, mods), 0) + 1
-    if key is not None and not copied:
-        remember(key, kernel.movable(*arguments, **fixed, **params), makers, arguments)
-    return out, lse
+    remember(key, given, makers, made, [launch])
+    return made
 
 
 def _heads_as_rows(q: Any, out: Any, lse: Any, groups: int) -> tuple[Any, Any, Any]:
@@ -164,16 +177,16 @@ def _heads_as_rows(q: Any, out: Any, lse: Any, groups: int) -> tuple[Any, Any, A
     return wide[0], wide[1], lse.reshape(shape)
 
 
-def keys_last(v: Any, array: ArrayView) -> tuple[Any, bool]:
-    """The values with Lk contiguous and within reach of TMA, and whether they are a copy."""
+def keys_last(v: Any, array: ArrayView) -> Any:
+    """The values with Lk contiguous and within reach of TMA: themselves, or a copy."""
     *outer, rows, columns = array.strides
     if rows == 1 and not any(x % ROW_BYTES for x in (*outer, columns)):
-        return v, False
+        return v
     batch, groups, length, dim = array.shape
     made = empty(v, (batch, groups, dim, -(-length // ROW_BYTES) * ROW_BYTES), array.dtype)
     turned = made[..., :length].swapaxes(-1, -2)
     turned[...] = v
-    return turned, True
+    return turned
 
 
 def heads_first(name: str, x: Any) -> Any:
@@ -193,8 +206,8 @@ def heads_first(name: str, x: Any) -> Any:
 
 def _results(
     like: Any, shape: tuple[int, int, int, int], dtype: str, out: Any, lse: Any, packed: bool
-) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
-    """What allocates results, and the results: those given, or new.
+) -> tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, Any]]:
+    """What allocates results that are not given, what it gave, and the results.
 
     Args:
         like: q, as given.
@@ -216,8 +229,12 @@ def _results(
         check_array("out", out, whole, known, names[0])
     if lse is not None:
         check_array("lse", lse, rows, ("f32",), names[1])
-    makers = allocator(like, whole, dtype), allocator(like, rows, "f32")
-    return makers, (makers[0]() if out is None else out, makers[1]() if lse is None else lse)
+    makers = tuple(
+        allocator(like, size, kind)
+        for given, size, kind in ((out, whole, dtype), (lse, rows, "f32")) if given is None
+    )
+    made = tuple(make() for make in makers)
+    return makers, made, results_of(made, out, lse, True)
 
 
 def _check_shapes(query: ArrayView, keys: ArrayView, value: ArrayView) -> tuple[int, int, int, int]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from .attention_call import results_of
 from .attention_choice import TILE_DIMS, tile_dim
 from .attention_options import HALVES, Options, check_array, check_positive
 from .errors import DTypeError, LayoutError, ResourceError
@@ -18,7 +19,7 @@ from .kernels.attention_decode import BESIDE, ROWS
 from .kernels.attention_decode import attention_decode as kernel
 from .kernels.attention_scores import Edges
 from .operators import num_sms
-from .ready import Launch, again, key_of, remember
+from .ready import Launch, again, key_of, present, remember
 from .runtime.arrays import ArrayView, allocator, tma_ok, view
 from .runtime.workspace import workspace
 
@@ -77,21 +78,16 @@ def attention_decode(
 
     Example: `y = tc.attention_decode(q, k, v, cache_seqlens=lengths, block_table=table)`
     """
-    given = tuple([x for x in (q, k_cache, v_cache, cache_seqlens, block_table, out, lse)
-                   if x is not None])  # fmt: skip
-    key = key_of(
-        (q, k_cache, v_cache, cache_seqlens, block_table, out, lse),
-        (kernel, causal, window, scale, softcap, sinks),
-    )
+    tensors = q, k_cache, v_cache, cache_seqlens, block_table, out, lse
+    key = key_of(tensors, (kernel, causal, window, scale, softcap, sinks))
+    given = present(tensors)
     made = again(key, given)
     if made is None:
         options = Options("bottom-right" if causal else False, window, scale, softcap, None, None,
                           None, sinks, None)  # fmt: skip
         call = _Call(q, k_cache, v_cache, cache_seqlens, block_table, options)
         made = call.run(key, given, out, lse)
-    found = iter(made)
-    out, lse = next(found) if out is None else out, next(found) if lse is None else lse
-    return (out, lse) if return_lse else out
+    return results_of(made, out, lse, return_lse)
 
 
 class _Call:
@@ -125,7 +121,7 @@ class _Call:
         shape = (self.batch, self.heads, self.queries, self.room)
         self.mods, self.more = options.mods(shape)
 
-    def run(self, key: Any, given: tuple[Any, ...], out: Any, lse: Any) -> list[Any]:
+    def run(self, key: Any, given: tuple[Any, ...], out: Any, lse: Any) -> tuple[Any, ...]:
         """Launches; what was not given: output, log-sum-exp."""
         q, k, v = self.arrays
         makers: list[Callable[[], Any]] = []
@@ -146,7 +142,7 @@ class _Call:
         if 0 in whole or self.room == 0:
             out[...] = 0
             lse[...] = -math.inf if self.sinks is None else self.sinks[None, :, None]
-            return made
+            return tuple(made)
         params = self.params()
         splits = params.pop("splits")
         memory = partial(self.memory, splits, params["consumers"]) if splits > 1 else None
@@ -161,7 +157,7 @@ class _Call:
         )  # fmt: skip
         launch.run()
         remember(key, given, tuple(makers), tuple(made), [launch], shared=memory)
-        return made
+        return tuple(made)
 
     @property
     def rows(self) -> int:

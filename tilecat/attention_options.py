@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from .attention_ready import key_of
 from .errors import DTypeError, LayoutError
 from .gemm_call import MAX_FUNCTIONS, remembered
 from .kernels import score_mods
@@ -42,14 +41,6 @@ class Options:
     sinks: Any
     starts: tuple[Any, Any] | None
     factors: tuple[Any, Any, Any] | None = None
-
-    def key(self, *tensors: Any) -> tuple[Any, ...] | None:
-        """What a call depends on beside the addresses of q, k, v, out and lse."""
-        return key_of(
-            tensors,
-            (self.causal, self.window, self.scale, self.softcap, self.bias, self.mask_mod,
-             self.score_mod, self.sinks, self.starts, self.factors),
-        )  # fmt: skip
 
     def sequences(self, rows: int, key_rows: int) -> tuple[Any, ...]:
         """Where sequences of queries and of keys begin; () without.

@@ -47,8 +47,8 @@ class _Known:
     Args:
         makers: allocate what a call writes, or needs.
         shared: memory of the current stream, which another stream has elsewhere; or None.
-        movable: by the alignment of all tensors, launches of each kernel, and where each of its
-            arguments is: the number of a tensor, or an address.
+        movable: by the alignment of all tensors and which of them are one, launches of each kernel,
+            and where each of its arguments is: the number of a tensor, or an address.
         launches: by the addresses of all tensors.
     """
 
@@ -60,7 +60,7 @@ class _Known:
     def at(self, addresses: tuple[int, ...]) -> list[Callable[[Any], None]] | None:
         """Launches for tensors at these addresses; None if nothing is known of such."""
         found: list[Callable[[Any], None]] = []
-        for movable, places in self.movable.get(_alignment(addresses), ()):
+        for movable, places in self.movable.get(_likeness(addresses), ()):
             launch = movable([addresses[at] if at >= 0 else ptr for at, ptr in places])
             if launch is None:
                 return None
@@ -92,7 +92,12 @@ def key_of(tensors: tuple[Any, ...], options: tuple[Any, ...]) -> tuple[Any, ...
     return None if named is None else (*found, *named)
 
 
-def again(key: Any, given: tuple[Any, ...]) -> list[Any] | None:
+def present(tensors: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Those that are given."""
+    return tuple([x for x in tensors if x is not None])
+
+
+def again(key: Any, given: tuple[Any, ...]) -> tuple[Any, ...] | None:
     """What a call's makers made, launched; None if the call is not known.
 
     Args:
@@ -102,7 +107,7 @@ def again(key: Any, given: tuple[Any, ...]) -> list[Any] | None:
     known = None if key is None else _calls.get(key)
     if known is None:
         return None
-    made = [make() for make in known.makers]
+    made = tuple([make() for make in known.makers])
     tensors = (*given, *made)
     if known.shared is not None:
         tensors += known.shared(given[0])
@@ -135,8 +140,6 @@ def remember(
     tensors = (*given, *made, *(shared(given[0]) if shared else ()))
     addresses = tuple([x.data_ptr() for x in tensors])
     number = {address: at for at, address in enumerate(addresses)}
-    if len(number) < len(tensors):  # of another call they need not be one
-        return
     found = []
     for launch in launches:
         movable = launch.kernel.movable(*launch.tensors, *launch.rest, **launch.params)
@@ -150,8 +153,9 @@ def remember(
         found.append((movable, places))
     if len(_calls) >= MAX_CALLS:
         _calls.clear()
-    _calls.setdefault(key, _Known(makers, shared)).movable[_alignment(addresses)] = found
+    _calls.setdefault(key, _Known(makers, shared)).movable[_likeness(addresses)] = found
 
 
-def _alignment(addresses: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple([address & 15 for address in addresses])
+def _likeness(addresses: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    """What launches depend on: alignment, and which addresses are equal."""
+    return tuple([(address & 15, addresses.index(address)) for address in addresses])

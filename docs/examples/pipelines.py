@@ -389,7 +389,7 @@ OPERATORS = Family(
     "On NumPy arrays and CPU tensors they run on the PTX machine, on CUDA tensors on the GPU.",
     ("matmul", "epilogues", *(f"epilogues.{name}" for name in READY),
      *(f"at.{name}" for name in ("tile", "row_vector", "col_vector", "scalar")),
-     "grouped_matmul", "attention", "attention_backward", "score_mods",
+     "grouped_matmul", "attention", "attention_decode", "attention_backward", "score_mods",
      *(f"score_mods.{name}" for name in SCORE_MODS),
      *(f"scores_at.{name}" for name in ("queries", "keys", *OF_SCORES))),
     (
@@ -426,6 +426,15 @@ y = tc.grouped_matmul(x, w, ends=np.array([30, 30, 70], np.int32))
 """, ("(y[:30] == 0).all()", "(y[30:] == 80).all()")),
         E("attention", "q = np.ones((1, 2, 70, 32), np.float16)\no = tc.attention(q, q, q)",
           "np.allclose(o, 1, rtol=1e-3)"),
+        E("attention_decode", """
+rng = np.random.default_rng(0)
+pools = [rng.standard_normal((6, 16, 2, 32)).astype(bf16.numpy) for _ in range(2)]
+q = rng.standard_normal((2, 1, 4, 32)).astype(bf16.numpy)
+lengths, pages = np.array([40, 17], np.int32), np.array([[5, 0, 3], [1, 4, -1]], np.int32)
+y = tc.attention_decode(q, *pools, cache_seqlens=lengths, block_table=pages)
+keys, values = (x[[1, 4]].reshape(32, 2, 32)[:17, 1].astype(float) for x in pools)
+weights = np.exp(q[1, 0, 3].astype(float) @ keys.T / 32**0.5)
+""", ("np.allclose(y[1, 0, 3], weights @ values / weights.sum(), atol=2**-7)",)),
         E("attention_backward", """
 q, lse = np.ones((1, 2, 70, 128), np.float16), np.full((1, 2, 70), 128**0.5 + np.log(70), "f4")
 dq, dk, dv = tc.attention_backward(q, q, q, q, q, lse)

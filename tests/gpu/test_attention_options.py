@@ -15,7 +15,7 @@ from arrays import normal  # noqa: E402
 from exact import assert_close, attention  # noqa: E402
 
 import tilecat as tc  # noqa: E402
-from tilecat import attention_ready  # noqa: E402
+from tilecat import ready  # noqa: E402
 
 DIMS = ((64, 64), (64, 64), (128, 128), (128, 128), (96, 96), (192, 128), (256, 256), (40, 72),
         (32, 32), (192, 192), (128, 64))  # fmt: skip
@@ -115,16 +115,16 @@ def test_packed_batches(causal, dim):
 def test_ready_calls_follow_their_tensors():
     """The second and later calls are made ready: other tensors, other memory, the same results."""
     q, k, v = (normal((2, 4, 200, 64), seed=n) for n in range(3))
-    attention_ready._calls.clear()
+    ready._calls.clear()
     first = tc.attention(q, k, v, causal=True)
-    assert len(attention_ready._calls) == 1
+    assert len(ready._calls) == 1
     for _ in range(3):
         copies = [x.clone() for x in (q, k, v)]
         assert torch.equal(tc.attention(*copies, causal=True), first)
         out = torch.full_like(q, math.nan)
         assert tc.attention(*copies, causal=True, out=out) is out and torch.equal(out, first)
-    assert len(attention_ready._calls) == 2  # with out, and without
-    assert all(known.launches for known in attention_ready._calls.values())
+    assert len(ready._calls) == 2  # with out, and without
+    assert all(known.launches for known in ready._calls.values())
     assert not torch.equal(tc.attention(q, k, v), first)
     assert not torch.equal(tc.attention(q, k, v, causal=True, scale=0.5), first)
 

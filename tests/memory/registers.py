@@ -286,7 +286,7 @@ def turns_of_many(scope: str, count: int) -> MemoryCase:
 
 
 def last_of_many(scope: str) -> MemoryCase:
-    """Five CTAs store a row each, twice; each time the last to come adds up what all have stored."""
+    """Five CTAs store a row each, twice; the last to come each time adds up what all stored."""
     alone, kind = scope == "thread", rv[f32, 32, "plain"]
 
     def sums(X: gl[f32, "M", 32], Y: tc.inout[f32, "M", 32], Z: gl[f32, "N", 32],

@@ -20,13 +20,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import tilecat as tc
-from tilecat import DTypeVar, bf16, f16, f32, gl, inout, rt, rv, s32, st
+from tilecat import DTypeVar, bf16, f16, f32, gl, rt, rv, s32, st
 
 from ..language.scalars import minimum_of
 from .attention_scores import LOG2_E, Edges, Mods, clamp, maximum_of
 from .score_mods import At
 
 T = DTypeVar("T", bf16, f16)
+ALL, PLAIN = Edges(from_end=True), Mods()
 ROWS = 64  # of a consumer's tile
 LOWEST = -1e30  # where maxima start: finite, for with -inf a block of -inf scores would give NaN
 BESIDE = 4  # columns beside a part's sums: its log-sum-exp, and 16 bytes to keep rows aligned
@@ -100,7 +101,7 @@ class Cache:
         return self.table.size(1) * self.page
 
 
-def tasks_of(batch, rows, groups, lengths, room, splits, tall, edges, tile_k, limits):
+def tasks_of(batch, rows, groups, lengths, room, splits, tall, sight_of):
     """Parts of key blocks: of a tile of rows all `splits`, then of the next.
 
     Coordinates: batch, head (of keys), tile, part, unit (number of the tile), keys, behind
@@ -114,8 +115,7 @@ def tasks_of(batch, rows, groups, lengths, room, splits, tall, edges, tile_k, li
         part, plane = t - unit * splits, unit // tiles
         entry = plane // groups
         keys = room if lengths is None else clamp(tc.load(lengths[entry], s32), 0, room)
-        sight = edges.sight(list(limits), tile_k, rows.queries, keys)
-        low, end = sight.blocks(0, rows.queries)
+        low, end = sight_of(keys).blocks(0, rows.queries)
         first, behind = low + (end - low) * part // splits, low + (end - low) * (part + 1) // splits
         return {
             "batch": entry, "head": plane - entry * groups, "tile": unit - plane * tiles,
@@ -322,7 +322,7 @@ def attention_decode(Q: gl[T, "rows", "D"], K: gl[T, "P", "R", "Hkv", "D"],
                      V: gl[T, "P", "R", "Hkv", "Dv"], O: gl[T, "rows", "Dv"],
                      LSE: gl[f32, "rows"], scale: f32, batch: s32, queries: s32, heads: s32,
                      splits: s32, *args, page=0, dim=128, dim_v=128, tile_k=128, consumers=1,
-                     stages=3, ragged=False, split=False, edges=Edges(), mods=Mods()):  # fmt: skip
+                     stages=3, ragged=False, split=False, edges=ALL, mods=PLAIN):  # fmt: skip
     """O = softmax(mods(scale Q K^T)) V of each sequence's last Lq queries, LSE = ln sum exp.
 
     Args:
@@ -341,7 +341,8 @@ def attention_decode(Q: gl[T, "rows", "D"], K: gl[T, "P", "R", "Hkv", "D"],
     limits, args = tuple(args[:count]), args[count:]
     keys, values = Cache(K, table, page), Cache(V, table, page)
     rows, tall = Rows(queries, heads, heads // K.size(2)), ROWS * consumers
-    tasks = tasks_of(batch, rows, K.size(2), lengths, keys.room, splits, tall, edges, tile_k, limits)
+    tasks = tasks_of(batch, rows, K.size(2), lengths, keys.room, splits, tall,
+                     lambda n: edges.sight(list(limits), tile_k, queries, n))  # fmt: skip
     pipe = tc.lcf(consumers=consumers, stages=stages, tasks=tasks, steps=1)
     k = pipe.input(st[K.dtype, tile_k, dim], ring="k")
     v = pipe.input(st[V.dtype, tile_k, dim_v], ring="v")

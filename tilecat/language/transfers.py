@@ -427,7 +427,7 @@ def copy(out: Any, source: Any, *, fill: float = 0) -> None:
     place, tile = (out, source) if store_ else (source, out)
     where = _place(place, "copy", "tc.copy(tile, A[row, col])")
     target = _shared_place(tile, "copy")
-    regions = _regions(target, where, "copy")
+    regions = regions_of(target, where, "copy")
     for number, region in enumerate(regions):
         if target.type.dtype != region.arg.type.dtype:
             check_meets("copy", target.type, region)
@@ -454,7 +454,7 @@ def copy_async(tile: Any, source: GlobalTile) -> None:
         copy_element(tile, where)
         return
     target = _shared_place(tile, "copy_async")
-    regions = _regions(target, where, "copy_async")
+    regions = regions_of(target, where, "copy_async")
     for number, region in enumerate(regions):
         check_meets("copy_async", target.type, region)
         op = CopyAsync(
