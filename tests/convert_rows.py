@@ -194,4 +194,11 @@ TRIANGULAR = tuple(
     )
 )  # fmt: skip
 
+TRIANGULAR += (
+    Row("tril_inverse in two parts of a warpgroup",
+        lambda k: tc.tril_inverse(k.x * 0.25, accurate=False), TRIANGULAR[0].reference, (f32,),
+        ulps=1024, floor=TRIANGULAR[0].floor, shapes=((64, 64),), scopes=("warpgroup",),
+        orders=("row",)),
+)  # fmt: skip
+
 ROWS = TRIANGULAR + QUANTIZED + MICROSCALED + NARROW + RANDOM + CASTS

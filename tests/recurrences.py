@@ -45,3 +45,33 @@ def assert_near(got: Any, wanted: Any, limit: float) -> None:
     worst = np.sqrt(((got - wanted) ** 2).mean(-1).max()) / size
     assert error <= limit, f"error {error:.2g}, limit {limit:.2g}"
     assert worst <= 16 * limit, f"worst row {worst:.2g}, limit {16 * limit:.2g}"
+
+
+def delta(
+    q: Any, k: Any, v: Any, beta: Any, g: Any = 0.0, state: Any = None, scale: float = 1.0,
+    norm: bool = False,
+) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    """`S_t = exp(g_t) (I - beta_t k_t k_t^T) S_(t-1) + beta_t k_t v_t^T`, `o_t = scale q_t S_t`.
+
+    Args:
+        q, k: groups x T x K; heads of a group share them.
+        v: H x T x V.
+        beta, g: H x T.
+        state: S before the first token, H x K x V; None: 0.
+        scale: of the output.
+        norm: whether q and k are divided by the root of their squares' sum + 1e-6.
+    """
+    q, k, v, beta = (np.asarray(x).astype(np.float64) for x in (q, k, v, beta))
+    if norm:
+        q, k = (x / np.sqrt((x * x).sum(-1, keepdims=True) + 1e-6) for x in (q, k))
+    heads, length, columns = v.shape
+    q, k = (np.repeat(x, heads // x.shape[0], axis=0) for x in (q, k))
+    decay = np.exp(np.broadcast_to(np.asarray(g, np.float64), (heads, length)))[..., None, None]
+    s = np.zeros((heads, k.shape[2], columns)) if state is None else state.astype(np.float64)
+    out = np.zeros(v.shape)
+    for t in range(length):
+        s = decay[:, t] * s
+        new = beta[:, t, None, None] * (v[:, t, None] - k[:, t, None] @ s)
+        s = s + k[:, t, :, None] * new
+        out[:, t] = scale * (q[:, t, None] @ s)[:, 0]
+    return out, s

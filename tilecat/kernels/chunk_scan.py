@@ -112,7 +112,7 @@ class ChunkScan:
         depth: int = 2, reverse: bool = False, decayed: bool = False, packed: bool = False,
         blocks_per_sm: int = 1, registers: tuple[int | None, int | None] = (None, None),
     ):  # fmt: skip
-        self.dtype, self.heads, self.slices = dtype, heads, slices
+        self.dtype, self.heads, self.slices, self.depth = dtype, heads, slices, depth
         self.reverse, self.decayed, self.packed = reverse, decayed, packed
         self.pipe = pipe = tc.roles(stages=stages, steps=1, tasks=tasks,
                                     blocks_per_sm=blocks_per_sm)  # fmt: skip

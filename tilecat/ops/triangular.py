@@ -9,14 +9,12 @@ import numpy as np
 
 from .. import dtypes
 from ..errors import DTypeError, LayoutError
-from ..ir import TILE_SCOPES, Access, Effect, Op, Scope, SharedRequest, Value, operand
+from ..ir import TILE_SCOPES, Access, Effect, Op, Scope, SharedRequest, Value, attribute, operand
 from ..ptx import instructions as ptx
 from ..tiles import RegTileType, TileType
-from .reduce import exchange_requests
+from . import triangular_blocks as blocks
 
-PANEL = 16  # rows of a warp that are solved together
-STRIDE_ELEMS = 72  # of a panel in shared memory: rows of eight lanes fall into other banks
-SCRATCH_BYTES = 4 * PANEL * STRIDE_ELEMS
+PANEL = 16  # rows of a fragment
 SIZES = (16, 32, 64)
 
 
@@ -25,8 +23,8 @@ class TriangularInverse(Op):
     """`(I + strictly lower part of A)**-1`.
 
     Row k of the result is final when the rows above it have been taken off; then it is taken off
-    the rows below it, times their A[i, k]. A warp does so with shuffles. In a warpgroup each warp
-    solves its 16 rows in turn, and passes them to the warps below through shared memory.
+    the rows below it, times their A[i, k]. A warp does so with shuffles. A warpgroup does so with
+    blocks of 16 rows, whose products are of bf16 parts of f32 (`BlockSolver`).
 
     Substitution is the form whose error does not grow with the condition of the powers of A
     (doubling by squares loses all digits on correlated rows).
@@ -36,6 +34,7 @@ class TriangularInverse(Op):
     scopes: ClassVar[tuple[Scope, ...]] = TILE_SCOPES
     tile: Value = operand()
     scratch: Value | None = operand(default=None)
+    parts: int = attribute(default=3)
 
     def infer(self) -> tuple[TileType, ...]:
         """The tile's type."""
@@ -60,62 +59,21 @@ class TriangularInverse(Op):
         """Each store and load of a panel, of two elements a lane."""
         if self.scratch is None:
             return ()
-        half = np.arange(16)  # 8 bytes a lane: two passes of half a warp
-        store, load = exchange_requests(
-            4 * (half // 4 * STRIDE_ELEMS + 2 * (half % 4)), 8 * (np.arange(32) % 4)
-        )
-        return (store, load)
+        return blocks.requests()
 
     def emit(self, w: Any) -> None:
         """Identity, then row by row."""
         kind = self.tile.type
         assert isinstance(kind, RegTileType), "checked in infer"
-        solver = _Solver(w, kind, w.regs(self.tile), w.regs(self.result))
+        tile, result = w.regs(self.tile), w.regs(self.result)
+        if self.scratch is not None:
+            base = w.scratch(self.scratch)
+            blocks.BlockSolver(w, tile, result, base, self.parts).emit()
+            return
+        solver = _Solver(w, kind, tile, result)
         solver.start()
-        if self.scratch is None:
-            for k in range(kind.rows - 1):
-                solver.eliminate(k, solver.row(k, k // PANEL), range(kind.rows // PANEL))
-            return
-        for panel in range(kind.rows // PANEL):
-            self._panel(w, solver, panel)
-
-    def _panel(self, w: Any, solver: _Solver, panel: int) -> None:
-        """Warp `panel` solves its rows and publishes them; the warps below take them off."""
-        assert self.scratch is not None, "the caller looked"
-        first, last = PANEL * panel, solver.kind.rows // PANEL - 1
-        base, warp = w.scratch(self.scratch), w.warp()
-        mine, below = w.new("pred", "mine"), w.new("pred", "below")
-        w.line(ptx.alu("setp.eq.u32", mine, warp, panel))
-        w.line(ptx.alu("setp.gt.u32", below, warp, panel))
-        with _only(w, mine):
-            for k in range(first, first + PANEL - 1):
-                solver.eliminate(k, solver.row(k, 0), (0,), panel)
-            if panel < last:
-                solver.publish(base, panel)
-        if panel == last:
-            return
-        w.sync_warpgroup()
-        with _only(w, below):
-            for k in range(first, first + PANEL):
-                solver.eliminate(k, solver.published(base, k), (0,), None)
-        w.sync_warpgroup()
-
-
-class _only:
-    """Code for the warps where a predicate holds."""
-
-    def __init__(self, w: Any, test: str):
-        self.w, self.test, self.end = w, test, w.label("rows")
-        self.inner: Any = None
-
-    def __enter__(self) -> None:
-        self.w.line(f"@!{self.test} {ptx.bra(self.end)}")
-        self.inner = self.w.nested()
-        self.inner.__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        self.inner.__exit__(*error)
-        self.w.mark(self.end)
+        for k in range(kind.rows - 1):
+            solver.eliminate(k, solver.row(k, k // PANEL))
 
 
 @dataclass
@@ -150,9 +108,7 @@ class _Solver:
     def row(self, k: int, block: int) -> list[str]:
         """The columns of X's row k that this lane has, from the lanes that hold the row."""
         w, part, half = self.w, k % 8, k % PANEL // 8
-        lane = w.local(
-            ("row lane", part), "b32", "holder", lambda r: self._lane(r, 3, 4 * part)
-        )
+        lane = w.local(("row lane", part), "b32", "holder", lambda r: self._lane(r, 3, 4 * part))
         found = []
         for step in range(k // 8 + 1):
             for e in range(2):
@@ -165,19 +121,15 @@ class _Solver:
         self.w.line(ptx.alu("and.b32", register, self.w.lane(), mask))
         self.w.line(ptx.alu("or.b32", register, register, constant))
 
-    def eliminate(self, k: int, row: list[str], blocks: Any, panel: int | None = 0) -> None:
-        """`X[i] -= A[i, k] X[k]` for the rows i of these blocks that may lie below k.
-
-        `panel`: rows of block b start at 16 (b + panel); None: all of them lie below.
-        """
+    def eliminate(self, k: int, row: list[str]) -> None:
+        """`X[i] -= A[i, k] X[k]` for the rows i that may lie below k."""
         w = self.w
         lane = w.local(
             ("column lane", k % 8 // 2), "b32", "holder", lambda r: self._lane(r, 28, k % 8 // 2)
         )
-        for block in blocks:
+        for block in range(self.kind.rows // PANEL):
             for half in range(2):
-                end = PANEL * (block + (panel or 0)) + 8 * half + 7
-                if panel is not None and end <= k:
+                if PANEL * block + 8 * half + 7 <= k:
                     continue
                 factor = w.new("f32", "factor")
                 source = self.a[self.place(block, k // 8, half, k % 2)]
@@ -186,30 +138,3 @@ class _Solver:
                 for index, value in enumerate(row):
                     target = self.x[self.place(block, index // 2, half, index % 2)]
                     w.line(ptx.alu("fma.rn.f32", target, factor, value, target))
-
-    def publish(self, base: str, panel: int) -> None:
-        """Stores this warp's rows, as far as they are not zero."""
-        w, at, row = self.w, self.w.new("b32", "at"), self.w.new("b32", "row")
-        w.line(ptx.alu("shr.u32", row, w.lane(), 2))
-        w.line(ptx.alu("mad.lo.u32", at, row, 4 * STRIDE_ELEMS, base))
-        w.line(ptx.alu("mad.lo.u32", at, w.lane_col(2), 4, at))
-        for step in range(2 * panel + 2):
-            for half in range(2):
-                pair = [self.x[self.place(0, step, half, e)] for e in range(2)]
-                offset = 4 * (8 * half * STRIDE_ELEMS + 8 * step)
-                w.line(ptx.st_shared("v2.f32", f"{at}+{offset}", ptx.vector(pair)))
-
-    def published(self, base: str, k: int) -> list[str]:
-        """The columns of row k that this lane has, from shared memory."""
-        w = self.w
-        at = w.local(
-            ("panel", base), "b32", "at",
-            lambda r: w.line(ptx.alu("mad.lo.u32", r, w.lane_col(2), 4, base)),
-        )  # fmt: skip
-        found = []
-        for step in range(k // 8 + 1):
-            pair = [w.new("f32", "above"), w.new("f32", "above")]
-            offset = 4 * (k % PANEL * STRIDE_ELEMS + 8 * step)
-            w.line(ptx.ld_shared("v2.f32", ptx.vector(pair), f"{at}+{offset}"))
-            found += pair
-        return found

@@ -13,7 +13,7 @@ from ..check.resources import shared_limit
 from ..codegen.count import count_of
 from ..errors import Loc, ResourceError, ScopeError
 from ..ir import Role as Threads
-from ..ir import Scope
+from ..ir import Scope, TensorArg
 from ..language.clusters import cluster_id, num_clusters
 from ..language.control import one_thread, range_
 from ..language.scalars import operand_of
@@ -216,10 +216,15 @@ class Pipeline:
     def by_one_thread(self) -> bool:
         """Whether TMA reaches all tensors, so that one thread loads, and another stores.
 
-        Decided before the holes are traced: views that they make are theirs.
+        Decided before the holes are traced: views that they make are theirs. Tensors of dtypes that
+        no ring holds are the roles' own, whose threads load them.
         """
         kernel = self.builder.kernel
-        reached = all(getattr(arg, "tma", True) for arg in kernel.args)
+        slots = [some for ring in self.slots.values() for some in ring]
+        held = {kind.dtype for kind in (*(x.kind for x in slots), *self.kinds_written)}
+        held |= {scratch.kind.dtype for scratch in self.scratches}
+        tensors = [arg for arg in kernel.args if isinstance(arg, TensorArg)]
+        reached = all(arg.tma for arg in tensors if arg.type.dtype in held)
         stored = not self.storing.wanted or self.storing.reaches(kernel.args)
         return reached and "views" not in kernel.facts and stored
 
