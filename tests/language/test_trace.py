@@ -9,7 +9,7 @@ import pytest
 
 import tilecat as tc
 from language.bodies import TILE, N, ops, run, traced
-from tilecat import f32, gl, rt, s32
+from tilecat import f32, gl, rt, s32, u32
 from tilecat.ops.control import Range, When
 from tilecat.ops.elementwise import Map
 from tilecat.ops.scalar import Binary, Compare, Extent, GetVar, Not, Select
@@ -42,6 +42,26 @@ def test_products_with_powers_of_two_are_shifts(factor: int, op: str):
     assert names(lambda k: k.n * factor) == [op]
     assert names(lambda k: factor * k.n) == [op]
     np.testing.assert_array_equal(run(lambda k: k.n * factor), N * factor)
+
+
+@pytest.mark.parametrize("base", [0, -1, -7, -8, -9, -64, -(2**31) + 20, 2**31 - 40])
+@pytest.mark.parametrize("by", [2, 8, 64, 2**30])
+def test_division_by_powers_of_two_is_shifts_and_truncates(base: int, by: int):
+    """2^30 is the largest power of two that an s32 holds, -2^31 the least dividend."""
+    assert "div" not in names(lambda k: (k.n + base) // by)
+    found = run(lambda k: (k.n + base) // by)
+    np.testing.assert_array_equal(found, np.float32(int((N + base) / by)))
+
+
+def test_unsigned_division_by_powers_of_two_is_one_shift():
+    assert names(lambda k: k.n.to(u32) // 4 + k.n.to(u32) % 4) == ["shr", "and", "add"]
+    found = run(lambda k: ((k.n.to(u32) - 100) // 64 + k.n.to(u32) % 8).to(s32))
+    np.testing.assert_array_equal(found, np.float32((N - 100) % 2**32 // 64 + N % 8))
+
+
+def test_cdiv_by_a_power_of_two_is_one_shift():
+    assert names(lambda k: tc.cdiv(k.n, 16)) == ["add", "shr"]
+    np.testing.assert_array_equal(run(lambda k: tc.cdiv(k.n, 16)), -(-N // 16))
 
 
 def test_floats_keep_additions_of_zero():
