@@ -88,7 +88,7 @@ from .language.matrix import (
     swap_layout,
     transpose,
 )
-from .language.memory import load, shared, store
+from .language.memory import load, shared, store, view_as
 from .language.quantize import (
     decode,
     dequantize,
@@ -405,6 +405,7 @@ __all__ = [
     "unpack6",
     "upper_fill",
     "var",
+    "view_as",
     "warp_id",
     "warpgroup",
     "warps",

@@ -92,7 +92,7 @@ def compile_it(**options: Any) -> Callable[[], Any]:
 
 def test_rates_are_two():
     fails(compile_it(rate="once"), ScopeError,
-          'pipe.input: rate is "step" or "task", got rate=\'once\'', at="pipe.input(")  # fmt: skip
+          'pipe.input: rate is "step", "task" or "cta", got rate=\'once\'', at="pipe.input(")  # fmt: skip
 
 
 def test_inputs_of_a_ring_have_one_rate():

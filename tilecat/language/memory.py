@@ -17,7 +17,16 @@ from ..tiles import RegTileType, RegVecType, SharedTileType, SharedVecType
 from .functions import held_by_scope, tile_of
 from .scalars import Scalar, operand_of
 from .tensor import TensorTile, load_tensor, store_tensor
-from .values import PeerTile, Registers, RegTile, RegVec, SharedElement, SharedVec, wrap
+from .values import (
+    PeerTile,
+    Registers,
+    RegTile,
+    RegVec,
+    SharedElement,
+    SharedTile,
+    SharedVec,
+    wrap,
+)
 from .views import GlobalTile
 
 
@@ -38,6 +47,31 @@ class SharedTiles:
         place = operand_of(index, "shared")
         view = ViewShared(self.op.result, place, self.op.stride_bytes, self.op.tile)
         return wrap(add(view).result)
+
+
+def view_as(tile: Any, dtype: DType) -> SharedTile:
+    """The bytes of a shared tile as elements of another dtype of as many bits: room used twice.
+
+    Args:
+        tile: a shared tile, or a pipeline's.
+        dtype: of as many bits as the tile's.
+
+    Raises:
+        LayoutError: not a shared tile. DTypeError: another number of bits.
+
+    Scope: any. PTX: none.
+    """
+    inner = getattr(tile, "tile", tile)
+    if not isinstance(inner, SharedTile):
+        raise LayoutError(f"view_as: wanted a shared tile, got {tile!r} ({type(tile).__name__})")
+    kind = inner.type
+    if not isinstance(dtype, DType) or dtype.bits != kind.dtype.bits:
+        raise DTypeError(
+            f"view_as: a dtype of {kind.dtype.bits} bits, as {kind} has, got {dtype!r}",
+            hint="tc.cast converts registers",
+        )
+    seen = SharedTileType(dtype, kind.rows, kind.cols, kind.order, kind.swizzle_bytes)
+    return SharedTile(add(ViewShared(inner.value, 0, 0, seen)).result)
 
 
 def shared(kind: SharedTileType | SharedVecType, count: int | None = None) -> Any:

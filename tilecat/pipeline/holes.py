@@ -13,7 +13,7 @@ from ..errors import Loc, ScopeError
 Hole = Callable[..., Any]
 ANY_NUMBER = ("rows_compute",)
 ARGUMENTS = {
-    "begin": ("task",), "load": ("task", "step"), "start": ("task",),
+    "setup": (), "begin": ("task",), "load": ("task", "step"), "start": ("task",),
     "compute": ("task", "step"), "consume": ("task", "steps"), "finish": ("task",),
     "store": ("task", "step"), "finish_store": ("task",),
     "rows_start": (), "rows_load": ("row",), "rows_compute": (),

@@ -39,6 +39,7 @@ from .slots import Slots, finish_step
 from .storing import Storing
 
 MAX_STAGES = 32
+RATES = {"step": "load", "task": "begin", "cta": "setup"}  # how often inputs are loaded, and where
 MAX_COUNT = 64  # tiles of one input a stage; shared memory ends far below
 WARP_THREADS = 32
 
@@ -126,7 +127,7 @@ class Pipeline:
 
     def input(
         self, kind: SharedTileType | SharedVecType, *, count: int = 1, ring: str = "stage",
-        rate: str = "step",
+        rate: str = "step", stages: int | None = None,
     ) -> Slots:  # fmt: skip
         """`count` tiles, or vectors, loaded each step, through the ring of that name.
 
@@ -138,17 +139,22 @@ class Pipeline:
             count: how many a stage.
             ring: the ring's name.
             rate: "step", or "task": loaded once a task, by `@pipe.begin`, for all consumers, which
-                use it in `consume`. Its ring has one stage.
+                use it in `consume`; or "cta": loaded once, by `@pipe.setup`, for all tasks of the
+                CTA, whose consumers find it there.
+            stages: depth of its ring, said at its first input: None for the pipeline's, of a task
+                one, which two spare the wait where a task ends. There is one of a CTA.
 
         Scope: CTA, before the holes.
         """
         if not isinstance(kind, SharedVecType):
             check_tile("pipe.input", kind)
         check_int(f"{self.template}: count", count, 1, MAX_COUNT, self.builder.loc())
-        if rate not in ("step", "task"):
-            raise ScopeError(f'pipe.input: rate is "step" or "task", got {rate=}')
+        if rate not in RATES:
+            raise ScopeError(f'pipe.input: rate is "step", "task" or "cta", got {rate=}')
         if ring not in self.inputs:
-            depth = 1 if rate == "task" else self.stages
+            depth = (self.stages if rate == "step" else 1) if stages is None else stages
+            most = 1 if rate == "cta" else MAX_STAGES
+            check_int(f"{self.template}: stages", depth, 1, most, self.builder.loc())
             self.inputs[ring] = Ring(ring, depth, rate=rate, pair=self.pairs)
         if self.inputs[ring].rate != rate:
             raise ScopeError(
@@ -182,6 +188,13 @@ class Pipeline:
         Scope of the hole: producer; `tc.load_async(scratch[i], ...)` for each consumer.
         """
         return self.holes.fill("begin", hole)
+
+    def setup(self, hole: Hole) -> Hole:
+        """Decorator of the setup hole.
+
+        Scope of the hole: producer; `tc.load_async(input, ...)` of inputs of `rate="cta"`.
+        """
+        return self.holes.fill("setup", hole)
 
     def load(self, hole: Hole) -> Hole:
         """Decorator of the load hole.
@@ -258,7 +271,10 @@ class Pipeline:
         return self.consumer_threads // WARPGROUP_THREADS + 1
 
     def before_tasks(self, role: Role) -> None:
-        """Code of a role before its first task."""
+        """Code of a role before its first task: what its CTA keeps is there."""
+        for ring in self.inputs.values():
+            if ring.rate == "cta":
+                ring.wait()
 
     def before_steps(self, role: Role) -> None:
         """Code of a role before the first step of a task."""
@@ -305,7 +321,7 @@ class Pipeline:
             rings = [*self.rings, *(s.ring for s in self.scratches)]
             rings += [issue.ring for issue in self.issues if issue.ring is not None]
             rings += [] if self.launches is None else [self.launches]
-            add(InitBarriers(tuple(b.result for ring in rings for b in (ring.full, ring.empty))))
+            add(InitBarriers(tuple(b for ring in rings for b in ring.barriers)))
             self._sections()
             for ring in rings:
                 ring.seal()
@@ -319,10 +335,16 @@ class Pipeline:
                 f"{self.template}: a scratch tile needs the hole `begin`", loc=self.loc,
                 hint="@pipe.begin",
             )  # fmt: skip
-        if all(ring.rate == "task" for ring in self.inputs.values()):
+        if all(ring.rate != "step" for ring in self.inputs.values()):
             raise ScopeError(
                 f"{self.template}: needs at least one pipe.input of each step", loc=self.loc
             )
+        for ring in (ring for ring in self.inputs.values() if ring.rate == "cta"):
+            if "setup" not in self.holes:
+                raise ScopeError(
+                    f"{self.template}: an input of a CTA is loaded in the hole `setup`, got ring "
+                    f"{ring.name}", loc=ring.loc, hint="@pipe.setup",
+                )  # fmt: skip
         for ring in (ring for ring in self.inputs.values() if ring.rate == "task"):
             wrong = [r for r in self.roles if "consume" not in r.holes or r.alternate]
             if "begin" not in self.holes or wrong:
@@ -435,6 +457,7 @@ class Pipeline:
         scratches = self.scratches
         for ring in (*self.inputs.values(), *(s.ring for s in scratches)):
             ring.begin(self.producer)
+        self._fill("cta", "setup")
         for task in self.tasks_of_cta(self.producer):
             for scratch in scratches:
                 scratch.loading = True
@@ -447,7 +470,7 @@ class Pipeline:
             for ring in self.passed_on:
                 ring.pass_on()
         for ring in self.inputs.values():
-            if ring.shared or self.issues:  # arrivals that outlive who waits for them
+            if ring.rate != "cta" and (ring.shared or self.issues):  # arrivals that outlive who waits for them
                 ring.drain()
 
     def _fill(self, rate: str, hole: str, *args: Any) -> None:

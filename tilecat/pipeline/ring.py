@@ -115,7 +115,7 @@ class Ring:
         depth: stages.
         parts: copies of the barriers, each for one warpgroup that reads alone; 0: all read all.
         writer: the role whose threads fill it; None: the producer.
-        rate: how often the producer fills it, once a "step" or once a "task".
+        rate: how often the producer fills it, once a "step", a "task" or a "cta".
         pair: whether the loads of a pair of CTAs complete together, in the even one.
     """
 
@@ -131,7 +131,8 @@ class Ring:
         self.loc: Loc | None = current().loc()
         self.parts = parts
         self.full = add(AllocBarriers(f"{name} full", depth * max(parts, 1)))
-        self.empty = add(AllocBarriers(f"{name} empty", depth * max(parts, 1)))
+        kept = rate == "cta"  # what nobody gives back is never empty again
+        self.empty = None if kept else add(AllocBarriers(f"{name} empty", depth * max(parts, 1)))
         self.tx_bytes = 0
         self.by_threads = False
         self.copiers = 0  # threads of the producer that copy vectors and elements: 0, 1, 128
@@ -151,6 +152,11 @@ class Ring:
         self._phase: Var | None = None
         self.stage: Any = 0
         self.phase: Any = 0
+
+    @property
+    def barriers(self) -> tuple[Value, ...]:
+        """Its mbarriers: `full` and, where stages are given back, `empty`."""
+        return tuple(op.result for op in (self.full, self.empty) if op is not None)
 
     def begin(self, party: Party) -> None:
         """A party starts: at stage 0; who fills finds it empty, who reads waits for it."""
@@ -202,7 +208,7 @@ class Ring:
     def touch(self) -> None:
         """A tile of the current stage is used: the first use in a step waits for it."""
         visit = self.visit
-        if visit is None or self in visit.rings:
+        if visit is None or self in visit.rings or self.rate == "cta":
             return
         if self._rate not in ("", visit.rate):
             raise SyncError(
@@ -230,6 +236,9 @@ class Ring:
         """One arrival on the stage's empty barrier."""
         if when is False:
             return
+        if self.empty is None:
+            raise SyncError(f"release: ring {self.name} is the CTA's to the end, never given back",
+                            hint='rate="task" is given back where a task ends')  # fmt: skip
         if self._party is not None and self._party not in self.readers:
             self.readers.append(self._party)
         condition = None if when is None or when is True else operand_of(when)
@@ -255,6 +264,7 @@ class Ring:
     def claim(self) -> None:
         """Waits until the stage is empty."""
         self.look()
+        assert self.empty is not None, "what a CTA keeps is filled once"
         add(WaitBarrier(self.empty.result, operand_of(self.stage), operand_of(self.phase)))
 
     def publish(self) -> None:
@@ -269,7 +279,7 @@ class Ring:
     def acquire(self) -> None:
         """Waits for the stage to be empty and announces its bytes, once a step."""
         if not self.loading:
-            hole = "load" if self.rate == "step" else "begin"
+            hole = {"step": "load", "task": "begin", "cta": "setup"}[self.rate]
             raise ScopeError(
                 f"load_async: inputs are loaded in the pipeline's {hole} hole",
                 hint="@pipe.load; what a task needs once is pipe.scratch, or an input of "
@@ -277,7 +287,10 @@ class Ring:
             )
         if self.acquired is not None:
             return
-        self.claim()
+        if self.empty is None:
+            self.look()
+        else:
+            self.claim()
         self.acquired = self.announce(self.stage)
 
     def announce(self, index: Any) -> ArriveExpect:
@@ -414,6 +427,8 @@ class Ring:
             SyncError: a ring that nobody fills or uses.
         """
         full, empty = self.full, self.empty
+        if empty is None:
+            return
         assert isinstance(full, AllocBarriers) and isinstance(empty, AllocBarriers), "in __init__"
         if self.writer is not None:
             full.arrivals = self.writer.arrivals * WARPGROUP_THREADS

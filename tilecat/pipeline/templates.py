@@ -130,6 +130,7 @@ class Consumers(Pipeline):
 
     def before_tasks(self, role: Role) -> None:
         """The first turn is the first consumer's."""
+        super().before_tasks(role)
         if self.pingpong or role.alternate:
             with when(self.consumer == self.consumers - 1):
                 add(NamedBarrier(FIRST_TURN_BARRIER, 2 * WARPGROUP_THREADS, wait=False))
@@ -153,6 +154,7 @@ class Lcf(Consumers):
     """Load, compute, finish: one producer warpgroup feeds `consumers` warpgroups through rings.
 
     Holes:
+        setup(): loads of inputs that the CTA keeps, `rate="cta"` (producer).
         begin(task): loads of a task's scratch tiles (producer).
         load(task, step): loads of one stage (producer).
         start(task): before the first step (consumers).
@@ -223,6 +225,7 @@ class Lcsf(Consumers, _Stores):
     are stored while the next is computed, and a task's results during the next task.
 
     Holes:
+        setup(): loads of inputs that the CTA keeps, `rate="cta"` (producer).
         begin(task): loads of a task's scratch tiles (producer).
         load(task, step): loads of one stage (producer).
         start(task): before the first step (consumers).
@@ -254,6 +257,7 @@ class Roles(_Stores):
     """Load, roles, store: consumers with different bodies, and rings between them.
 
     Holes:
+        setup(): loads of inputs that the CTA keeps, `rate="cta"` (producer).
         begin(task): loads of a task's scratch tiles (producer).
         load(task, step): loads of one stage (producer).
         of each role: start(task), compute(task, step) or consume(task, steps), finish(task).
