@@ -44,7 +44,7 @@ from .language.clusters import (
     peer,
     store_to_peer,
 )
-from .language.complex import ComplexTile, complex_pairs, complex_tile
+from .language.complex import ComplexTile, complex_pairs, complex_rows, complex_tile
 from .language.control import one_thread, otherwise, when
 from .language.control import range_ as range
 from .language.cta import cta_map, cta_reduce, cta_sync
@@ -192,6 +192,7 @@ from .tiles import gl, inout, rt, rv, sc, st, sv, tt
 from .attention_backward_call import attention_backward
 from .attention_call import attention
 from .attention_decode_call import attention_decode
+from .fft_conv_call import fft_conv
 from .kernels import epilogues, score_mods
 from .operators import grouped_matmul, matmul
 from .scaled_operators import matmul_mxfp4, matmul_mxfp8, matmul_nvfp4
@@ -232,6 +233,7 @@ __all__ = [
     "column_major",
     "complex_mma",
     "complex_pairs",
+    "complex_rows",
     "complex_tile",
     "ComplexTile",
     "copy",
@@ -269,6 +271,7 @@ __all__ = [
     "f32",
     "fence",
     "fence_async",
+    "fft_conv",
     "fill",
     "formats",
     "free_tmem",

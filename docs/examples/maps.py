@@ -242,8 +242,9 @@ COMPLEX = Family(
     "complex",
     "Complex tiles",
     "A complex tile is a pair of real ones; sums, products and `mma_*` take them as real ones.",
-    ("ComplexTile", "complex_tile", "complex_pairs", "complex_mma", "ComplexTile.conj",
-     "ComplexTile.abs2", "ComplexTile.exp", "ComplexTile.map", "ComplexTile.cast"),
+    ("ComplexTile", "complex_tile", "complex_pairs", "complex_rows", "complex_mma",
+     "ComplexTile.conj", "ComplexTile.abs2", "ComplexTile.exp", "ComplexTile.map",
+     "ComplexTile.cast"),
     (
         E("ComplexTile complex_tile", "z = tc.complex_tile(x, x * 2.0)\ny = (z * z).im",
           "np.allclose(Y, 4 * X * X)"),
@@ -259,6 +260,10 @@ COMPLEX = Family(
           "z = tc.complex_pairs(x)  # columns re, im, re, im, ...\nim = z.im\n"
           "im *= -1.0  # written in x\ny = x",
           ("np.array_equal(Y[:, ::2], X[:, ::2])", "np.array_equal(Y[:, 1::2], -X[:, 1::2])")),
+        E("complex_rows",
+          "z = tc.complex_rows(x)  # of 16 rows 8 are real, 8 imaginary\nim = z.im\n"
+          "im *= -1.0  # written in x\ny = x",
+          ("np.array_equal(Y[0:8], X[0:8])", "np.array_equal(Y[8:16], -X[8:16])")),
         E("complex_mma",
           SHARED_B + "a, b = tc.complex_tile(b, b), tc.complex_tile(b, b)\n"
           "acc = tc.complex_tile(tc.zeros(rt[f32, 64, 64]), tc.zeros(rt[f32, 64, 64]))\n"

@@ -23,9 +23,8 @@ A place in a tensor is `A[row, col]`, in tiles of whatever meets it, or `A.at(ro
 elements. Elements outside the tensor load as `fill` and are not stored. What threads write to a
 shared tile is there for others after `tc.sync`.
 """,
-    ("shared", "load", "store", "copy", "copy_async", "copy_commit", "copy_wait", "atomic_add",
-     "atomic_min", "atomic_max", "turn", "pass_turn",
-     "last_of"),
+    ("shared", "view_as", "load", "store", "copy", "copy_async", "copy_commit", "copy_wait",
+     "atomic_add", "atomic_min", "atomic_max", "turn", "pass_turn", "last_of"),
     (
         E("shared load store",
           "tile = tc.shared(st[f32, 64, 64])\ntc.store(tile, tc.load(X[0, 0], rt[f32, 64, 64]))\n"
@@ -33,6 +32,10 @@ shared tile is there for others after `tc.sync`.
         E("shared", "rows = tc.shared(sv[f32, 64], 2)  # two vectors\n"
                     "tc.store(rows[1], tc.load(X[7, 0], rv[f32, 64]))\ntc.sync()\n"
                     "tc.store(Y[3, 0], tc.load(rows[1]))", "np.array_equal(Y[3], X[7])"),
+        E("view_as", "tile = tc.shared(st[f16, 64, 64])\nhalves = tc.view_as(tile, bf16)\n"
+                     "tc.store(halves, tc.cast(tc.load(X[0, 0], rt[f32, 64, 64]), bf16))\n"
+                     "tc.sync()\ntc.store(Y[0, 0], tc.cast(tc.load(halves), f32))",
+          "np.array_equal(Y, bf(X))"),
         E("load", "x = tc.load(X.at(60, 0), rt[f32, 64, 64], fill=-1.0)  # 4 rows inside\n"
                   "tc.store(Y[0, 0], x)",
           ("np.array_equal(Y[:4], X[60:])", "(Y[4:] == -1).all()")),

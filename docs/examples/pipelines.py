@@ -135,6 +135,34 @@ c = np.zeros((100, 100), bf16.numpy)
 product(x, x.T.copy(), c, grid=2)
 """
 GEMM_CHECK = "np.allclose(c.astype(float), x.astype(float) @ x.astype(float).T, rtol=2**-8)"
+KEPT = """
+@tc.kernel
+def projected(X: gl[bf16, "M", 64], W: gl[bf16, 64, 64], Y: gl[bf16, "M", 64]):
+    pipe = tc.lcf(consumers=1, stages=2, steps=1, tasks=tc.row_major(tc.cdiv(X.rows, 64), 1))
+    x = pipe.input(st[bf16, 64, 64])
+    w = pipe.input(st[bf16, 64, 64], ring="w", rate="cta")
+    y, acc = pipe.output(st[bf16, 64, 64]), pipe.accumulator(f32, 64, 64)
+
+    @pipe.setup
+    def _():                                         # once, for all tasks of the CTA
+        tc.load_async(w, W[0, 0])
+
+    @pipe.load
+    def _(task, step):
+        tc.load_async(x, X[task.row, 0])
+
+    @pipe.compute
+    def _(task, step):
+        tc.mma_AB(acc, x, w)
+
+    @pipe.finish
+    def _(task):
+        y.store(Y[task.row, 0], acc)
+
+x, w = np.ones((200, 64), bf16.numpy), np.eye(64, dtype=bf16.numpy)
+y = np.zeros_like(x)
+projected(x, w, y, grid=2)
+"""
 SCRATCH = """
 @tc.kernel
 def folded(Q: gl[bf16, "M", 64], B: gl[bf16, 64, "N"], C: gl[bf16, "M", 64]):
@@ -316,7 +344,7 @@ counts, roles and register budgets. Tasks are taken by a persistent grid in the 
 schedule gives.
 """,
     ("lcf", "pipe", "pipe.input", "pipe.scratch", "pipe.output", "pipe.accumulator",
-     "pipe.consumer", "pipe.begin", "pipe.start", "pipe.load", "pipe.compute",
+     "pipe.consumer", "pipe.setup", "pipe.begin", "pipe.start", "pipe.load", "pipe.compute",
      "pipe.consume", "pipe.finish",
      "pipe.turn", "input", "input.wait", "input.release", "scratch", "scratch.wait",
      "scratch.release", "output", "output.store", "lcsf", "stream", "stream.output",
@@ -332,6 +360,7 @@ schedule gives.
           GEMM.format(tasks="tc.row_major(tc.cdiv(A.rows, 64), tc.cdiv(B.cols, 64))"), GEMM_CHECK),
         E("pipe.scratch pipe.begin pipe.consume pipe.turn pipe.consumer input.wait input.release "
           "scratch scratch.wait scratch.release", SCRATCH, "(c.astype(float) == 128).all()"),
+        E("pipe.setup", KEPT, "(y == 1).all()"),
         E("grouped",
           GEMM.format(tasks="tc.grouped(tc.cdiv(A.rows, 64), tc.cdiv(B.cols, 64), rows=2)"),
           GEMM_CHECK),
@@ -389,7 +418,8 @@ OPERATORS = Family(
     "On NumPy arrays and CPU tensors they run on the PTX machine, on CUDA tensors on the GPU.",
     ("matmul", "epilogues", *(f"epilogues.{name}" for name in READY),
      *(f"at.{name}" for name in ("tile", "row_vector", "col_vector", "scalar")),
-     "grouped_matmul", "attention", "attention_decode", "attention_backward", "score_mods",
+     "grouped_matmul", "attention", "attention_decode", "attention_backward", "fft_conv",
+     "score_mods",
      *(f"score_mods.{name}" for name in SCORE_MODS),
      *(f"scores_at.{name}" for name in ("queries", "keys", *OF_SCORES))),
     (
@@ -435,6 +465,9 @@ y = tc.attention_decode(q, *pools, cache_seqlens=lengths, block_table=pages)
 keys, values = (x[[1, 4]].reshape(32, 2, 32)[:17, 1].astype(float) for x in pools)
 weights = np.exp(q[1, 0, 3].astype(float) @ keys.T / 32**0.5)
 """, ("np.allclose(y[1, 0, 3], weights @ values / weights.sum(), atol=2**-7)",)),
+        E("fft_conv", "u = np.ones((2, 3, 100), np.float16)\nk = np.zeros((3, 2), np.float32)\n"
+          "k[:, 1] = 0.5  # half of the element before\ny = tc.fft_conv(u, k)",
+          ("abs(y[..., 0]).max() < 1e-3", "np.allclose(y[..., 1:], 0.5, atol=2e-3)")),
         E("attention_backward", """
 q, lse = np.ones((1, 2, 70, 128), np.float16), np.full((1, 2, 70), 128**0.5 + np.log(70), "f4")
 dq, dk, dv = tc.attention_backward(q, q, q, q, q, lse)

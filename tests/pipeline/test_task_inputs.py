@@ -90,9 +90,9 @@ def compile_it(**options: Any) -> Callable[[], Any]:
     return lambda: kernel_of(**options).compile()
 
 
-def test_rates_are_two():
-    fails(compile_it(rate="once"), ScopeError,
-          'pipe.input: rate is "step", "task" or "cta", got rate=\'once\'', at="pipe.input(")  # fmt: skip
+def test_rates_are_three():
+    wanted = 'pipe.input: rate is "step", "task" or "cta", got rate=\'once\''
+    fails(compile_it(rate="once"), ScopeError, wanted, at="pipe.input(")
 
 
 def test_inputs_of_a_ring_have_one_rate():
@@ -139,3 +139,69 @@ def test_parts_of_a_tile_are_whole_panels():
     assert error.message == (
         "part: parts of a shared tile are equal, and whole panels of 64 columns, got 2 of 64 x 64"
     )
+
+
+def kept(*, setup: bool = True, release: bool = False, stages: int | None = None) -> Any:
+    """Y = X W + X V, block rows in turn: W is loaded once a CTA, V in two halves a step."""
+
+    @tc.kernel
+    def projected(X: gl[bf16, "M", 64], W: gl[bf16, 64, 64], V: gl[bf16, 64, 64],
+                  Y: gl[bf16, "M", 64]):  # fmt: skip
+        pipe = tc.lcsf(consumers=1, stages=2, steps=1, tasks=tc.row_major(tc.cdiv(X.rows, 64), 1))
+        w = pipe.input(st[bf16, 64, 64], ring="w", rate="cta", stages=stages)
+        x, v = pipe.input(st[bf16, 64, 64]), pipe.input(st[bf16, 64, 64])
+        y, acc = pipe.output(st[bf16, 64, 64]), tc.empty(rt[f32, 64, 64])
+
+        def load_w() -> None:
+            tc.load_async(w, W[0, 0])
+
+        @pipe.load
+        def _(task, step):
+            tc.load_async(x, X[task.row, 0])
+            for half in range(2):
+                tc.load_async(v[0][32 * half : 32 * half + 32, :], V[half, 0])
+
+        @pipe.compute
+        def _(task, step):
+            tc.mma_AB(acc, x, w, accumulate=False)
+            tc.mma_AB(acc, x, v)
+            tc.mma_wait()
+            tc.store(y, tc.cast(acc, bf16))
+            if release:
+                w.release()
+
+        @pipe.store
+        def _(task, step):
+            for half in range(2):
+                tc.store_async(Y[task.row * 2 + half, 0], y[0][32 * half : 32 * half + 32, :])
+
+        if setup:
+            pipe.setup(load_w)
+
+    return projected
+
+
+def test_an_input_of_a_cta_is_loaded_once_and_tiles_in_parts():
+    rng = np.random.default_rng(0)
+    x, w, v = (rng.standard_normal((n, 64)).astype(BF16) for n in (300, 64, 64))
+    y = np.full_like(x, np.nan)
+    kept()(x, w, v, y, grid=2)
+    exact = x.astype(np.float64) @ w.astype(np.float64) + x.astype(np.float64) @ v
+    assert np.linalg.norm(y - exact) < 2**-8 * np.linalg.norm(exact)
+    barriers = [b.name for b in kept().compile().module.table.barriers]
+    assert "w full[0]" in barriers and "w empty[0]" not in barriers
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"setup": False}, "lcsf: an input of a CTA is loaded in the hole `setup`, and used by "
+                           "consumers whose sums are in registers, got ring w"),
+        ({"release": True}, "release: ring w is the CTA's to the end, never given back"),
+        ({"stages": 2}, "lcsf: stages is a compile-time int from 1 to 1, got stages=2"),
+    ],
+    ids=["no setup", "released", "two stages"],
+)  # fmt: skip
+def test_inputs_of_a_cta_have_their_hole_and_stay(options, message):
+    error = pytest.raises((ScopeError, SyncError, ResourceError), kept(**options).compile).value
+    assert error.message == message

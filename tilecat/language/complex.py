@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from ..builder import add
 from ..dtypes import DType
 from ..errors import LayoutError
@@ -174,3 +176,46 @@ def complex_pairs(tile: RegTile) -> ComplexTile:
         assert registers is not None, "a lane holds both of a pair"
         views.append(RegTile(add(ViewRegisters(tile.value, registers, half)).result))
     return ComplexTile(views[0], views[1])
+
+
+def complex_rows(tile: RegTile) -> ComplexTile:
+    """The complex tile that a tile with real and imaginary rows is: nothing moves.
+
+    Of each 16 rows of a warp the first 8 are real parts, the other 8 imaginary ones, of 8 rows of
+    two sequences side by side: the left half of the columns is one, the right half the other. The
+    complex tile has, of each 16 rows, 8 of the one and 8 of the other sequence, and half as many
+    columns. A lane holds rows r and r + 8, so all four are its own. The parts share the tile's
+    registers, so what is written to them is written to the tile.
+
+    Args:
+        tile: of 16 or 32 bits, in row order, in the fragment of an accumulator; a multiple of 16
+            columns.
+
+    Raises:
+        LayoutError: another order or fragment.
+
+    Scope: warpgroup, warp. PTX: none.
+    """
+    if not isinstance(tile, RegTile):
+        raise LayoutError(
+            f"complex_rows: wanted a register tile, got {tile!r} ({type(tile).__name__})",
+            hint="tc.load(tile) brings a shared tile into registers",
+        )
+    kind = tile.type
+    if kind.order != "row" or kind.layout.fragment != PAIRS or kind.cols % 16:
+        raise LayoutError(
+            f"complex_rows: wanted a tile in row order, two adjacent elements a lane, of a "
+            f"multiple of 16 columns, got {kind}",
+            hint="tc.complex_tile(re, im) of parts that are tiles of their own",
+        )
+    half = RegTileType(kind.dtype, kind.rows, kind.cols // 2, kind.warps, "row", kind.kept)
+    thread, index = np.indices((half.layout.threads, half.layout.elements_per_thread))
+    row, col = half.layout.row_col(thread, index)
+    parts, per = [], kind.layout.elements_per_register
+    for part in (0, 1):
+        there = row // 16 * 16 + 8 * part + row % 8, col + kind.cols // 2 * (row // 8 % 2)
+        owner, place = kind.layout.index_of(*there)
+        assert (owner == thread).all(), "a lane holds both parts of both sequences"
+        registers = tuple(int(i) // per for i in place[0, ::per])
+        parts.append(RegTile(add(ViewRegisters(tile.value, registers, half)).result))
+    return ComplexTile(parts[0], parts[1])

@@ -273,7 +273,7 @@ class Pipeline:
     def before_tasks(self, role: Role) -> None:
         """Code of a role before its first task: what its CTA keeps is there."""
         for ring in self.inputs.values():
-            if ring.rate == "cta":
+            if ring.kept:
                 ring.wait()
 
     def before_steps(self, role: Role) -> None:
@@ -339,11 +339,12 @@ class Pipeline:
             raise ScopeError(
                 f"{self.template}: needs at least one pipe.input of each step", loc=self.loc
             )
-        for ring in (ring for ring in self.inputs.values() if ring.rate == "cta"):
-            if "setup" not in self.holes:
+        for ring in (ring for ring in self.inputs.values() if ring.kept):
+            if "setup" not in self.holes or self.issues:
                 raise ScopeError(
-                    f"{self.template}: an input of a CTA is loaded in the hole `setup`, got ring "
-                    f"{ring.name}", loc=ring.loc, hint="@pipe.setup",
+                    f"{self.template}: an input of a CTA is loaded in the hole `setup`, and used "
+                    f"by consumers whose sums are in registers, got ring {ring.name}",
+                    loc=ring.loc, hint="@pipe.setup",
                 )  # fmt: skip
         for ring in (ring for ring in self.inputs.values() if ring.rate == "task"):
             wrong = [r for r in self.roles if "consume" not in r.holes or r.alternate]
@@ -470,7 +471,8 @@ class Pipeline:
             for ring in self.passed_on:
                 ring.pass_on()
         for ring in self.inputs.values():
-            if ring.rate != "cta" and (ring.shared or self.issues):  # arrivals that outlive who waits for them
+            # Arrivals that outlive who waits for them; what a CTA keeps has none.
+            if not ring.kept and (ring.shared or self.issues):
                 ring.drain()
 
     def _fill(self, rate: str, hole: str, *args: Any) -> None:

@@ -131,8 +131,10 @@ class Ring:
         self.loc: Loc | None = current().loc()
         self.parts = parts
         self.full = add(AllocBarriers(f"{name} full", depth * max(parts, 1)))
-        kept = rate == "cta"  # what nobody gives back is never empty again
-        self.empty = None if kept else add(AllocBarriers(f"{name} empty", depth * max(parts, 1)))
+        self.kept = rate == "cta"  # nobody gives it back, so it has no `empty`
+        self.empty = self.full
+        if not self.kept:
+            self.empty = add(AllocBarriers(f"{name} empty", depth * max(parts, 1)))
         self.tx_bytes = 0
         self.by_threads = False
         self.copiers = 0  # threads of the producer that copy vectors and elements: 0, 1, 128
@@ -156,7 +158,7 @@ class Ring:
     @property
     def barriers(self) -> tuple[Value, ...]:
         """Its mbarriers: `full` and, where stages are given back, `empty`."""
-        return tuple(op.result for op in (self.full, self.empty) if op is not None)
+        return (self.full.result, self.empty.result)[: 1 if self.kept else 2]
 
     def begin(self, party: Party) -> None:
         """A party starts: at stage 0; who fills finds it empty, who reads waits for it."""
@@ -208,7 +210,7 @@ class Ring:
     def touch(self) -> None:
         """A tile of the current stage is used: the first use in a step waits for it."""
         visit = self.visit
-        if visit is None or self in visit.rings or self.rate == "cta":
+        if visit is None or self in visit.rings or self.kept:
             return
         if self._rate not in ("", visit.rate):
             raise SyncError(
@@ -236,7 +238,7 @@ class Ring:
         """One arrival on the stage's empty barrier."""
         if when is False:
             return
-        if self.empty is None:
+        if self.kept:
             raise SyncError(f"release: ring {self.name} is the CTA's to the end, never given back",
                             hint='rate="task" is given back where a task ends')  # fmt: skip
         if self._party is not None and self._party not in self.readers:
@@ -264,7 +266,6 @@ class Ring:
     def claim(self) -> None:
         """Waits until the stage is empty."""
         self.look()
-        assert self.empty is not None, "what a CTA keeps is filled once"
         add(WaitBarrier(self.empty.result, operand_of(self.stage), operand_of(self.phase)))
 
     def publish(self) -> None:
@@ -287,7 +288,7 @@ class Ring:
             )
         if self.acquired is not None:
             return
-        if self.empty is None:
+        if self.kept:
             self.look()
         else:
             self.claim()
@@ -427,7 +428,7 @@ class Ring:
             SyncError: a ring that nobody fills or uses.
         """
         full, empty = self.full, self.empty
-        if empty is None:
+        if self.kept:
             return
         assert isinstance(full, AllocBarriers) and isinstance(empty, AllocBarriers), "in __init__"
         if self.writer is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from fractions import Fraction
 from typing import Any
 
 from ..builder import add, current
@@ -40,7 +42,7 @@ class Slots:
         self.alloc = alloc
         ring.tiles.append(alloc.result)
         self.half: int | None = None  # the axis of which each CTA of a pair has one half
-        self.loads = 0
+        self.loads = Fraction(0)  # tiles of this step loaded so far
         self.begun: set[Any] = set()  # vectors of which elements are loaded in this step
         self.tensor: AllocTensor | None = None  # of scales: where products take them
         self.copied: set[Any] = set()  # scales that this step has copied there
@@ -188,6 +190,10 @@ class Slot:
         """Its ring's name and its number."""
         return f"{self.slots.name}[{self.index!r}]"
 
+    def __getitem__(self, span: Any) -> SlotPart:
+        """Part of the tile, to load or to store: `x[0][0:32, :]`."""
+        return SlotPart(self, span)
+
     @property
     def tile(self) -> SharedTile | SharedVec:
         """Its shared tile, or vector."""
@@ -232,6 +238,12 @@ class Slot:
         slots = self.slots
         slots.ring.fill(self.tile, source, multicast=multicast, cache=cache, half=slots.half)
 
+    def load_part(self, part: SharedTile, source: GlobalTile, cache: str) -> None:
+        """Producer: fills a part of it."""
+        whole = self.slots.kind.shape
+        self.slots.loads += Fraction(math.prod(part.type.shape), math.prod(whole))
+        self.slots.ring.fill(part, source, cache=cache)
+
     def acquire(self) -> None:
         """Producer: the stage is empty, and this step's."""
         ring = self.slots.ring
@@ -244,30 +256,78 @@ class Slot:
 
     def store_to(self, destination: GlobalTile, reduce: str, cache: str) -> None:
         """Who stores: moves it on to global memory, by TMA or by threads where TMA cannot."""
-        ring, kind = self.slots.ring, self.slots.kind
+        self.check_stores()
+        move_out(self.tile, destination, reduce, cache)
+
+    def check_stores(self) -> None:
+        """Refuses to store where nothing is stored.
+
+        Raises:
+            ScopeError: it is no output, or this no store hole.
+        """
+        ring = self.slots.ring
         if ring.writer is None or ring.visit is None or ring.visit.party is ring.writer:
             raise ScopeError(
                 f"store_async: outputs are stored in the pipeline's store hole, got {self!r}",
                 hint="@pipe.store; inputs are not stored",
             )
-        region = destination.region(*kind.shape)
-        check_meets("store_async", kind, region)
-        tile = self.tile
-        if region.tma_stores:
-            add(TmaStore(
-                tile.value, region.coords, region.arg, axes=region.axes, reduce=reduce,
-                cache=cache,
-            ))  # fmt: skip
-            return
-        if reduce or current().scope is Scope.THREAD:
-            raise LayoutError(
-                f"store_async: TMA cannot reach {region.arg.name}: {region.obstacle}",
-                hint="store a whole tensor, with rows and strides of multiples of 16 bytes",
-            )
-        add(CopyByThreads(
-            tile.value, region.coords, region.arg, axes=region.axes, bounds=region.bounds,
-            chunks=moves_chunks(tile, region), store=True,
+
+
+def move_out(tile: Any, destination: GlobalTile, reduce: str, cache: str) -> None:
+    """Moves a shared tile to global memory, by TMA or by threads where TMA cannot."""
+    region = destination.region(*tile.type.shape)
+    check_meets("store_async", tile.type, region)
+    if region.tma_stores:
+        add(TmaStore(
+            tile.value, region.coords, region.arg, axes=region.axes, reduce=reduce, cache=cache,
         ))  # fmt: skip
+        return
+    if reduce or current().scope is Scope.THREAD:
+        raise LayoutError(
+            f"store_async: TMA cannot reach {region.arg.name}: {region.obstacle}",
+            hint="store a whole tensor, with rows and strides of multiples of 16 bytes",
+        )
+    add(CopyByThreads(
+        tile.value, region.coords, region.arg, axes=region.axes, bounds=region.bounds,
+        chunks=moves_chunks(tile, region), store=True,
+    ))  # fmt: skip
+
+
+class SlotPart:
+    """Part of one tile of the current stage, which is loaded or stored by itself."""
+
+    def __init__(self, slot: Slot, span: Any):
+        self.slot = slot
+        self.span = span
+
+    def __repr__(self) -> str:
+        """Its tile."""
+        return f"a part of {self.slot!r}"
+
+    @property
+    def tile(self) -> SharedTile:
+        """Its shared tile.
+
+        Raises:
+            LayoutError: a part that is no tile of its own, or one of a vector.
+        """
+        whole = self.slot.tile
+        if not isinstance(whole, SharedTile):
+            raise LayoutError(f"parts are those of tiles, got {whole} in {self.slot!r}")
+        return whole[self.span]
+
+    def load(self, source: GlobalTile, multicast: bool | str = False, cache: str = "") -> None:
+        """Producer: fills it; the parts of a tile that a step loads are all of it together."""
+        if multicast:
+            raise ScopeError("load_async: only whole tiles are multicast, got a part of one",
+                             hint="leave out multicast=")  # fmt: skip
+        self.slot.acquire()
+        self.slot.load_part(self.tile, source, cache)
+
+    def store_to(self, destination: GlobalTile, reduce: str, cache: str) -> None:
+        """Who stores: moves it on to global memory."""
+        self.slot.check_stores()
+        move_out(self.tile, destination, reduce, cache)
 
 
 class SlotElement:
@@ -318,6 +378,6 @@ def finish_step(ring: Ring, slots: list[Slots]) -> None:
                 f"got {some.loads} loads",
                 loc=some.alloc.loc,
             )
-        some.loads = 0
+        some.loads = Fraction(0)
         some.begun.clear()
     ring.advance()

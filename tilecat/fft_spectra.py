@@ -1,0 +1,184 @@
+"""Spectra of filters and tables of transforms, on the device and in the dtypes of a call.
+
+A spectrum is made by the array library's own FFT, once: what torch tensors gave is kept until they
+change. Products need it as the kernels' tiles lie.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from . import fft_tables
+from .dtypes import by_name
+from .errors import DTypeError
+from .fft_plans import Plan
+from .runtime.arrays import view
+
+MAX_FILTERS = 1024  # whose spectra are kept
+
+
+@dataclass
+class _Kept:
+    """What a filter of one version gave.
+
+    Args:
+        filter: the tensor, weakly.
+        version: its own count of writes.
+        place: where it lies.
+        spectra: by plan, dtype and whether they are conjugated.
+    """
+
+    filter: Any
+    version: int
+    place: tuple[Any, ...]
+    spectra: dict[tuple[Any, ...], Any] = field(default_factory=dict)
+
+
+_kept: dict[int, _Kept] = {}
+
+
+def _torch(x: Any) -> Any:
+    """torch, where x is one of its tensors; None for NumPy arrays.
+
+    Raises:
+        DTypeError: an array of another library.
+    """
+    library = type(x).__module__.partition(".")[0]
+    if library == "numpy":
+        return None
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(x, torch.Tensor):
+        return torch
+    raise DTypeError(
+        f"fft_conv: takes torch tensors and NumPy arrays, got {type(x).__name__}",
+        hint="torch.as_tensor(x, device='cuda')",
+    )
+
+
+def spectrum_of(plan: Plan, k: Any, like: Any, dtype: str, *, conj: bool = False) -> Any:
+    """The filter's spectrum as the plan's kernel takes it.
+
+    Args:
+        plan: of the transform.
+        k: C x Lk.
+        like: u, of whose library the result is.
+        dtype: of the result.
+        conj: conjugated, as gradients of u want it.
+    """
+    torch = _torch(like)
+    if torch is None:
+        return _numpy_spectrum(plan, np.asarray(k, np.float64), by_name(dtype).numpy, conj)
+    with torch.no_grad():
+        kind = getattr(torch, by_name(dtype).torch)
+        made = functools.partial(_torch_spectrum, torch, plan, k, kind, conj)
+        kept = _kept_of(torch, k)
+        if kept is None:
+            return made()
+        key = (plan, dtype, conj)
+        if key not in kept.spectra:
+            kept.spectra[key] = made()
+        return kept.spectra[key]
+
+
+def _kept_of(torch: Any, k: Any) -> _Kept | None:
+    """Where k's spectra are kept; None where they are not to be."""
+    if k.is_inference() or (
+        k.requires_grad and k.is_cuda and torch.cuda.is_current_stream_capturing()
+    ):
+        return None
+    found, place = _kept.get(id(k)), (k.data_ptr(), k.shape, k.stride(), k.dtype)
+    if found is None or found.filter() is not k or (found.version, found.place) != (
+        k._version, place
+    ):  # fmt: skip
+        if len(_kept) >= MAX_FILTERS:
+            _kept.clear()
+        name = id(k)
+        gone = weakref.ref(k, lambda _: _kept.pop(name, None))
+        found = _kept[name] = _Kept(gone, k._version, place)
+    return found
+
+
+def _filter_parts(plan: Plan, taps: int) -> tuple[tuple[slice, slice], ...]:
+    """Which elements of the filter go where in the transform's length."""
+    whole = ((slice(0, taps), slice(0, taps)),)
+    if not plan.period or taps == 1:
+        return whole
+    last = plan.length - plan.period
+    return (*whole, (slice(last + 1, last + taps), slice(1, taps)))
+
+
+def _numpy_spectrum(plan: Plan, k: np.ndarray, dtype: Any, conj: bool) -> np.ndarray:
+    padded = np.zeros((k.shape[0], plan.length), np.complex128)
+    for there, here in _filter_parts(plan, k.shape[1]):
+        padded[:, there] = k[:, here]
+    padded *= fft_tables.weight(np.arange(plan.length), plan.length, plan.weighted)
+    found = np.fft.fft(padded)
+    laid = _as_tiles(plan, found.conj() if conj else found)
+    made = np.stack([laid.real, laid.imag], 1)
+    made = fft_tables.grouped(made, plan.rows) if plan.rows == fft_tables.SHORT else made
+    with np.errstate(over="ignore"):  # to infinities, as a GPU does
+        return np.ascontiguousarray(made.astype(dtype))
+
+
+def _torch_spectrum(torch: Any, plan: Plan, k: Any, dtype: Any, conj: bool) -> Any:
+    padded = torch.zeros((k.shape[0], plan.length), dtype=torch.float32, device=k.device)
+    for there, here in _filter_parts(plan, k.shape[1]):
+        padded[:, there] = k[:, here]
+    if plan.weighted:
+        found = torch.fft.fft(padded * _weights(plan, k.device))
+    else:
+        found = torch.fft.fft(padded)
+    laid = _as_tiles(plan, found.conj() if conj else found)
+    made = torch.stack([laid.real, laid.imag], 1)
+    made = fft_tables.grouped(made, plan.rows) if plan.rows == fft_tables.SHORT else made
+    return made.to(dtype).contiguous()
+
+
+def _as_tiles(plan: Plan, spectrum: Any) -> Any:
+    """[C, N] as [C, rows, cols], or as pairs of channels of the short plan."""
+    channels = spectrum.shape[0]
+    laid = spectrum.reshape(channels, plan.cols, plan.rows).swapaxes(1, 2)
+    if plan.rows != fft_tables.SHORT:
+        return laid
+    if channels % 2:
+        library = sys.modules["torch"] if not isinstance(laid, np.ndarray) else np
+        laid = library.concatenate([laid, library.zeros_like(laid[:1])])
+    return laid.reshape(-1, 2, plan.rows, plan.cols)
+
+
+@functools.lru_cache(maxsize=64)
+def _weights(plan: Plan, device: Any) -> Any:
+    torch = sys.modules["torch"]
+    weights = fft_tables.weight(np.arange(plan.length), plan.length, True)
+    return torch.from_numpy(weights.astype(np.complex64)).to(device)
+
+
+def tables_of(plan: Plan, like: Any, dtype: str) -> tuple[Any, ...]:
+    """Constants of the plan's kernel: the first in the dtype of u, the others in `dtype`."""
+    array = view(like)
+    device = array.device if _torch(like) is not None else None
+    return _tables(plan.rows, plan.cols, plan.weighted, array.dtype, dtype, device)
+
+
+@functools.lru_cache(maxsize=256)
+def _tables(
+    rows: int, cols: int, weighted: bool, first: str, rest: str, device: str | None
+) -> tuple[Any, ...]:
+    plain = rows != fft_tables.SHORT
+    make = fft_tables.plain_tables if plain else fft_tables.grouped_tables
+    arrays = make(rows, cols, weighted)
+    kinds = [by_name(first), *[by_name(rest)] * (len(arrays) - 1)]
+    if device is None:
+        return tuple(np.ascontiguousarray(x.astype(kind.numpy))
+                     for x, kind in zip(arrays, kinds, strict=True))  # fmt: skip
+    torch = sys.modules["torch"]
+    return tuple(
+        torch.from_numpy(np.ascontiguousarray(x)).to(device, getattr(torch, kind.torch))
+        for x, kind in zip(arrays, kinds, strict=True)
+    )  # fmt: skip

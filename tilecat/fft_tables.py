@@ -1,0 +1,70 @@
+"""Constants of convolution by FFT, and the layout of a filter's spectrum, in float64.
+
+Of a sequence of n = rows x cols, element cols a + b in row a and column b, weighted by
+w(n) = exp(i pi n / 2N) where it is causal, as `kernels.fft_conv` has it:
+
+    roots(rows)[k, a] = exp(-2 pi i k a / rows) / sqrt(rows)
+    E[k, a] = roots(rows)[k, a] w(cols a)       T[k, b] = exp(-2 pi i k b / N) w(b)
+    F = roots(cols)                             H[k1, k2] = sum_n k(n) w(n) e(-n (k1 + rows k2) / N)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+Array = Any
+SHORT = 32  # rows of the plan whose rows are grouped
+GROUP = 8  # rows of real parts, then of imaginary ones, in a tile of the short plan
+
+
+def roots(size: int) -> np.ndarray:
+    """The unitary DFT matrix."""
+    index = np.arange(size)
+    return np.exp(-2j * np.pi * np.outer(index, index) / size) / np.sqrt(size)
+
+
+def weight(index: np.ndarray, length: int, causal: bool) -> np.ndarray:
+    """`exp(i pi n / 2N)` of elements n, or ones."""
+    return np.exp(0.5j * np.pi * index / length * causal)
+
+
+def parts(z: np.ndarray, axis: int = 0) -> np.ndarray:
+    """Real and imaginary part along a new axis."""
+    return np.ascontiguousarray(np.stack([z.real, z.imag], axis))
+
+
+def matrices(rows: int, cols: int, causal: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """E, F and T, complex."""
+    length, a, b = rows * cols, np.arange(rows), np.arange(cols)
+    first = roots(rows) * weight(cols * a, length, causal)
+    twiddles = np.exp(-2j * np.pi * np.outer(a, b) / length) * weight(b, length, causal)
+    return first, roots(cols), twiddles
+
+
+def plain_tables(rows: int, cols: int, causal: bool) -> tuple[np.ndarray, ...]:
+    """E, E, F and T as `fft_conv_64` takes them: real and imaginary parts."""
+    first, second, twiddles = (parts(m) for m in matrices(rows, cols, causal))
+    return first, first, second, twiddles
+
+
+def grouped_tables(rows: int, cols: int, causal: bool) -> tuple[np.ndarray, ...]:
+    """G, L, F and T as `fft_conv_32` takes them.
+
+    G is E as a real matrix, [[re, -im], [im, re]] (causal: [[re, 0], [im, 0]]), with its rows in
+    groups of 8 real and 8 imaginary parts; L its transpose; T twice, for two channels.
+    """
+    first, second, twiddles = matrices(rows, cols, causal)
+    right = np.zeros((2, rows, rows)) if causal else parts(1j * first)
+    whole = np.concatenate([parts(first), right], 2)  # part, k, (sequence, a)
+    stacked = grouped(whole, rows)
+    doubled = grouped(np.stack([parts(twiddles)] * 2, 1), rows)
+    return stacked, np.ascontiguousarray(stacked.T), parts(second), doubled
+
+
+def grouped(pair: Array, rows: int) -> Array:
+    """Rows of two matrices in turn, 8 of each: [..., 2, rows, n] to [..., 2 rows, n]."""
+    *outer, two, _, cols = pair.shape
+    split = pair.reshape(*outer, two, rows // GROUP, GROUP, cols).swapaxes(-4, -3)
+    return split.reshape(*outer, two * rows, cols)
