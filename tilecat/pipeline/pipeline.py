@@ -27,6 +27,7 @@ from ..tiles import SharedTileType, SharedVecType
 from .budgets import BESIDE_TILES, Budget, Demand, estimated, fit, give
 from .controls import Controls
 from .holes import Hole, Holes
+from .inputs import RATES, check_inputs
 from .issue import Issue
 from .launch_control import LAUNCH_CONTROL, Launches, refuse_turns
 from .output import Output
@@ -39,7 +40,6 @@ from .slots import Slots, finish_step
 from .storing import Storing
 
 MAX_STAGES = 32
-RATES = {"step": "load", "task": "begin", "cta": "setup"}  # how often inputs are loaded, and where
 MAX_COUNT = 64  # tiles of one input a stage; shared memory ends far below
 WARP_THREADS = 32
 
@@ -335,25 +335,7 @@ class Pipeline:
                 f"{self.template}: a scratch tile needs the hole `begin`", loc=self.loc,
                 hint="@pipe.begin",
             )  # fmt: skip
-        if all(ring.rate != "step" for ring in self.inputs.values()):
-            raise ScopeError(
-                f"{self.template}: needs at least one pipe.input of each step", loc=self.loc
-            )
-        for ring in (ring for ring in self.inputs.values() if ring.kept):
-            if "setup" not in self.holes or self.issues:
-                raise ScopeError(
-                    f"{self.template}: an input of a CTA is loaded in the hole `setup`, and used "
-                    f"by consumers whose sums are in registers, got ring {ring.name}",
-                    loc=ring.loc, hint="@pipe.setup",
-                )  # fmt: skip
-        for ring in (ring for ring in self.inputs.values() if ring.rate == "task"):
-            wrong = [r for r in self.roles if "consume" not in r.holes or r.alternate]
-            if "begin" not in self.holes or wrong:
-                raise ScopeError(
-                    f"{self.template}: an input of a task is loaded in the hole `begin` and used "
-                    f"in `consume`, by consumers that share tasks, got ring {ring.name}",
-                    loc=ring.loc, hint="@pipe.begin, @pipe.consume",
-                )  # fmt: skip
+        check_inputs(self)
 
     def _place_threads(self) -> None:
         kernel, arch = self.builder.kernel, self.builder.arch
