@@ -12,12 +12,13 @@ from .parts import CASES as PARTS
 from .register_order import CASES as REGISTER_ORDER
 from .registers import CASES as REGISTERS
 from .reversed_views import CASES as REVERSED
+from .runs import CASES as RUNS
 from .transfers import CASES as TRANSFERS
 from .views import CASES as VIEWS
 
 CASES = (
-    *BARRIERS, *CLUSTERS, *CTAS, *PARTS, *REGISTER_ORDER, *REGISTERS, *REVERSED, *TRANSFERS,
-    *VIEWS,
+    *BARRIERS, *CLUSTERS, *CTAS, *PARTS, *REGISTER_ORDER, *REGISTERS, *REVERSED, *RUNS,
+    *TRANSFERS, *VIEWS,
 )  # fmt: skip
 
 

@@ -170,6 +170,27 @@ def test_interleaved_parts_are_a_complex_tile(warp: bool):
     np.testing.assert_allclose(out, x * x.conj() + x, atol=1e-5)
 
 
+@pytest.mark.parametrize("run", [4, 8])
+def test_interleaved_parts_of_long_runs(run: int):
+    @tc.kernel
+    def turns(X: gl[f32, "M", 64], C: gl[f32, "M", 32], S: gl[f32, "M", 32], Z: gl[f32, "M", 64]):
+        with tc.warpgroup(), tc.warps(), tc.when(tc.warp_id() == 0):
+            half = rt[f32, 16, 32, "row", run // 2]
+            angle = tc.complex_tile(tc.load(C[0, 0], half), tc.load(S[0, 0], half))
+            x = tc.load(X[0, 0], rt[f32, 16, 64, "row", run])
+            z = tc.complex_pairs(x)
+            y = z * angle
+            tc.copy(z.re, y.re)
+            tc.copy(z.im, y.im)
+            tc.store(Z[0, 0], x)
+
+    x, angle = numbers(16, 32).astype(np.complex64), numbers(16, 32, seed=1).astype(np.complex64)
+    out = np.zeros((16, 32), np.complex64)
+    parts = np.ascontiguousarray(angle.real), np.ascontiguousarray(angle.imag)
+    turns(x.view(np.float32), *parts, out.view(np.float32), grid=1)
+    np.testing.assert_allclose(out, x * angle, atol=1e-4)
+
+
 def test_interleaved_parts_are_operands_of_tf32():
     @tc.kernel
     def product(A: gl[f32, "M", "K2"], C: gl[f32, "N", "K2"], Z: gl[f32, "M", "N2"]):

@@ -6,12 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from convert_rows import OFFSET, SEED, philox
 from failures import fails
 
 import tilecat as tc
 from pipeline.schedules import check_schedules
-from tilecat import bf16, f32, gl, rt, rv
-from tilecat.errors import LayoutError, ScopeError
+from tilecat import bf16, f32, gl, rt, rv, sv
+from tilecat.check.access import shared_accesses
+from tilecat.errors import DTypeError, LayoutError, ScopeError
 
 BF16 = bf16.numpy
 
@@ -93,7 +95,223 @@ def test_ctas_that_share_an_sm_are_in_the_text():
     assert ".minnctapersm 8" in compiled.ptx and compiled.module.min_blocks == 8
 
 
+@tc.kernel
+def softmax_shared(X: gl[bf16, "M", "D"], Y: gl[f32, "M", "D"], S: gl[f32, "P", "D"], *, D,
+                   cluster=1, ahead=1):  # fmt: skip
+    """Rows by all warps of a CTA or cluster; sums of the rows of each CTA, part by part."""
+    rows = tc.rows(X.rows, shared_by="cta", cluster=cluster, ahead=ahead)
+    kind = rv[f32, -(-D // (256 * rows.parts)) * 256, "plain", 8]
+
+    @rows.start
+    def _():
+        return tc.zeros(kind)
+
+    @rows.load
+    def _(row):
+        return tc.load(X[row, rows.part], kind, fill=float("-inf"))
+
+    @rows.compute
+    def _(row, x, total):
+        e = tc.exp(x - rows.reduce("max", x))
+        y = e / rows.reduce("sum", e)
+        tc.store(Y[row, rows.part], y)
+        total += y
+
+    @rows.finish
+    def _(total):
+        tc.store(S[tc.cta_id() // cluster, rows.part], total)
+
+
+@pytest.mark.parametrize(("cluster", "ahead", "width"),
+                         [(1, 1, 1000), (1, 0, 77), (2, 1, 2048), (4, 0, 1023)])
+def test_rows_that_warps_share(cluster: int, ahead: int, width: int):
+    x = np.random.default_rng(0).standard_normal((11, width)).astype(BF16)
+    e = np.exp(x.astype(float) - x.astype(float).max(1, keepdims=True))
+    exact = e / e.sum(1, keepdims=True)
+    sums = np.array([exact[i::2].sum(0) for i in range(2)])
+
+    def check(args: list[Any]) -> None:
+        np.testing.assert_allclose(args[1], exact, rtol=2.0**-17)
+        np.testing.assert_allclose(args[2], sums, rtol=2.0**-17)
+
+    def make() -> list[Any]:
+        return [x, *(np.full(s, np.nan, np.float32) for s in (x.shape, (2, width)))]
+
+    check_schedules(softmax_shared, make, check, grid=2 * cluster, seeds=(0, 2), D=width,
+                    cluster=cluster, ahead=ahead)  # fmt: skip
+
+
+@tc.kernel
+def shifted_rows(X: gl[bf16, "M", "D"], Y: gl[f32, "M", "D"], *, D, cluster=1, stages=2):
+    """Y = X - max(X), rows in shared memory, the last CTA's part shorter."""
+    rows = tc.rows(X.rows, shared_by="cta", cluster=cluster, ahead=0, stages=stages)
+    each = -(-D // (1024 * cluster)) * 1024
+    x = rows.input(sv[bf16, each], fill=float("-inf"))
+    rank, pieces = rows.part // 4, each // 256
+
+    @rows.load
+    def _(row):
+        with tc.when(rank < cluster - 1):
+            x.load(X.at(row, rank * each))
+        with tc.otherwise():
+            x.load(X.at(row, rank * each), D - (cluster - 1) * each)
+
+    @rows.compute
+    def _(row):
+        held = []
+        for first in range(0, pieces, 4):
+            number = tc.warp_id() + first
+            held.append(tc.load(x.vector.part(number, pieces), rv[bf16, 256, "plain", 8]))
+        tops = [tc.reduce_vector("max", tc.cast(v, f32)) for v in held]
+        top = tops[0]
+        for other in tops[1:]:
+            top = tc.maximum(top, other)
+        top = rows.reduce("max", top)
+        for first, v in zip(range(0, pieces, 4), held, strict=True):
+            place = rank * pieces + tc.warp_id() + first
+            tc.store(Y[row, place], tc.cast(v, f32) - top)
+
+
+@pytest.mark.parametrize(("cluster", "stages", "width"), [(1, 1, 512), (1, 3, 2000), (2, 2, 2040)])
+def test_rows_in_shared_memory(cluster: int, stages: int, width: int):
+    x = np.random.default_rng(0).standard_normal((9, width)).astype(BF16)
+    exact = x.astype(np.float32) - x.astype(np.float32).max(1, keepdims=True)
+
+    def check(args: list[Any]) -> None:
+        np.testing.assert_array_equal(args[1], exact)
+
+    check_schedules(shifted_rows, lambda: [x, np.full(x.shape, np.nan, np.float32)], check,
+                    grid=2 * cluster, D=width, cluster=cluster, stages=stages)  # fmt: skip
+    accesses = shared_accesses(shifted_rows.compile(D=width, cluster=cluster).kernel)
+    assert all(access.ways == 1 for access in accesses), accesses
+
+
+@tc.kernel
+def row_sums_of_ctas(X: gl[f32, "M", 512], S: gl[f32, "CTAS", 512], *, run=8):
+    rows = tc.rows(X.rows, warps=8)
+    kind = rv[f32, 512, "plain", run]
+
+    @rows.start
+    def _():
+        return tc.zeros(kind)
+
+    @rows.load
+    def _(row):
+        return tc.load(X[row, 0], kind)
+
+    @rows.compute
+    def _(row, x, total):
+        total += x
+
+    @rows.finish
+    def _(total):
+        rows.combine(total)
+        with tc.when(rows.has_sum):
+            tc.store(S[tc.cta_id(), 0], total)
+
+
+@pytest.mark.parametrize("run", [1, 8])
+def test_sums_over_rows_of_a_cta(run: int):
+    x = np.random.default_rng(0).integers(-8, 9, (37, 512)).astype(np.float32)
+    exact = np.array([x[np.arange(37) // 8 % 2 == i].sum(0) for i in range(2)])
+
+    def check(args: list[Any]) -> None:
+        np.testing.assert_array_equal(args[1], exact)
+
+    check_schedules(row_sums_of_ctas, lambda: [x, np.full((2, 512), np.nan, np.float32)], check,
+                    seeds=(0, 2), run=run)  # fmt: skip
+    accesses = shared_accesses(row_sums_of_ctas.compile(run=run).kernel)
+    assert accesses and all(access.ways == 1 for access in accesses), accesses
+
+
+@tc.kernel
+def random_rows(X: gl[f32, "M", "D"], Y: gl[f32, "M", "D"], *, D, run):
+    rows = tc.rows(X.rows)
+
+    @rows.load
+    def _(row):
+        return tc.load(X[row, 0], rv[f32, D, "plain", run])
+
+    @rows.compute
+    def _(row, x):
+        tc.store(Y[row, 0], tc.uniform(x, SEED, row=row, col=8, offset=OFFSET))
+
+
+@pytest.mark.parametrize("run", [4, 8])
+def test_random_numbers_of_a_vector_are_those_of_a_tile(run: int):
+    y = np.full((7, 512), np.nan, np.float32)
+    random_rows(np.zeros_like(y), y, D=512, run=run, grid=1)
+    row, col = np.indices(y.shape)
+    zero = np.zeros_like(row)
+    words = np.choose((col + 8) % 4, philox(((col + 8) // 4, row, zero + OFFSET, zero), (SEED, 0)))
+    np.testing.assert_array_equal(y, words // 256 * 2.0**-24)
+
+
 # ---- bad input
+
+
+def test_random_numbers_of_a_vector_want_runs():
+    fails(lambda: random_rows.compile(D=512, run=2), LayoutError,
+          "random_bits: a vector has its values in runs of 4 or 8, got rv[f32, 512, plain, 2] of a "
+          "warp", at="tc.uniform(", hint='rv[f32, 512, "plain", 4]')  # fmt: skip
+
+
+def test_packed_vectors_are_not_reduced():
+    @tc.kernel
+    def k(X: gl[bf16, 256]):
+        with tc.warpgroup(), tc.warps():
+            tc.reduce_vector("sum", tc.load(X[0], rv[bf16, 256, "plain", 8]))
+
+    fails(k.compile, DTypeError,
+          "sum: a vector of 32-bit values, got rv[bf16, 256, plain, 8] of a warp",
+          at="tc.reduce_vector(",
+          hint="packed ones are loaded, stored, cast and computed with: tc.cast(x, tc.f32)",
+          )  # fmt: skip
+
+
+def test_runs_of_vectors_fill_a_warp():
+    with pytest.raises(LayoutError, match="a multiple of 256, got 1000"):
+        rv[f32, 1000, "plain", 8]
+    with pytest.raises(LayoutError, match="a run is of 1, 2, 4 or 8 adjacent values, got 3"):
+        rv[f32, 1024, "plain", 3]
+    with pytest.raises(DTypeError, match="32-bit elements, got bf16"):
+        rv[bf16, 1024, "plain"]
+    with pytest.raises(LayoutError, match="1, 2, 4 or 8 adjacent columns, got 16"):
+        rt[bf16, 16, 64, "row", 16]
+    with pytest.raises(LayoutError, match="are a multiple of 32, got columns=48"):
+        rt[bf16, 16, 48, "row", 8]
+
+
+def test_rows_are_shared_by_warp_or_cta():
+    @tc.kernel
+    def k(X: gl[f32, "M", 64]):
+        tc.rows(X.rows, shared_by="grid")
+
+    fails(k.compile, LayoutError,
+          "rows: a row is shared by \"warp\" or \"cta\", got shared_by='grid'", at="tc.rows(",
+          hint='shared_by="cta"')  # fmt: skip
+
+
+def test_finish_takes_what_start_returns():
+    @tc.kernel
+    def k(X: gl[f32, "M", 64]):
+        rows = tc.rows(X.rows)
+
+        @rows.load
+        def _(row):
+            return tc.load(X[row, 0], rv[f32, 64, "plain"])
+
+        @rows.compute
+        def _(row, x):
+            pass
+
+        @rows.finish
+        def _(total):
+            pass
+
+    fails(k.compile, ScopeError,
+          "rows.finish: gets 0 arguments, what start has returned, got a hole of 1",
+          at="@rows.finish")  # fmt: skip
 
 
 def test_holes_return_registers():

@@ -98,11 +98,10 @@ def global_moves(kernel: Kernel) -> tuple[GlobalMove, ...]:
     for op in kernel.body.walk():
         if isinstance(op, LoadGlobal | StoreGlobal):
             kind, width, edge = op.registers_type, op.width_bytes, element_dtype(op.arg).nbytes
-            elements = kind.elements if isinstance(kind, RegTileType) else kind.registers
             found.append(
                 GlobalMove(
                     type(op).__name__, op.loc, f"{op.arg.name}: {op.arg.type}", str(kind),
-                    elements * edge // width, width, edge,
+                    kind.elements * edge // width, width, edge,
                 )
             )  # fmt: skip
     return tuple(found)

@@ -11,7 +11,7 @@ import numpy as np
 from ..builder import add
 from ..dtypes import DType
 from ..errors import LayoutError
-from ..layouts.registers import PAIRS, SINGLES
+from ..layouts.registers import PAIRS, Fragment, fragment_of
 from ..ops.views import ViewRegisters, part_registers
 from ..tiles import RegTileType
 from .functions import cast
@@ -148,7 +148,8 @@ def complex_pairs(tile: RegTile) -> ComplexTile:
     them is written to the tile. Cast to tf32 they are operands of mma.
 
     Args:
-        tile: f32 or s32, in the fragment of an accumulator (as loaded).
+        tile: f32 or s32, in the fragment of an accumulator (as loaded), or with longer runs:
+            `rt[f32, 16, 64, "row", 8]`, whose parts have runs of 4.
 
     Raises:
         LayoutError: elements of fewer bits, which share registers, or another fragment.
@@ -161,14 +162,18 @@ def complex_pairs(tile: RegTile) -> ComplexTile:
             hint="tc.load(tile) brings a shared tile into registers",
         )
     kind, steps = tile.type, (1, 2) if tile.type.order == "row" else (2, 1)
-    if kind.layout.fragment != PAIRS or kind.dtype.bits != 32 or kind.shape[steps[1] - 1] % 16:
+    run = kind.layout.fragment.run
+    unit = 2 * max(8, 2 * run)  # a part has whole steps of its fragment
+    if run % 2 or kind.dtype.bits != 32 or kind.shape[steps[1] - 1] % unit:
         raise LayoutError(
-            f"complex_pairs: wanted a 32-bit tile whose pairs are 8 or a multiple, two adjacent "
-            f"elements a lane, got {kind}",
+            f"complex_pairs: wanted a 32-bit tile whose pairs are {unit // 2} or a multiple, two "
+            f"adjacent elements a lane, got {kind}",
             hint="load the parts apart: tc.complex_tile(re, im)",
         )
     rows, cols = kind.rows // steps[0], kind.cols // steps[1]
-    half = RegTileType(kind.dtype, rows, cols, kind.warps, kind.order, SINGLES)
+    part = Fragment(run // 2)
+    kept = None if part == fragment_of(kind.dtype) else part
+    half = RegTileType(kind.dtype, rows, cols, kind.warps, kind.order, kept)
     views = []
     for place in (0, 1):
         row, col = (0, place) if kind.order == "row" else (place, 0)

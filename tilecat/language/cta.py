@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ..builder import add, current
+from ..dtypes import f32
 from ..errors import LayoutError, ScopeError
 from ..ir import Op, Scope, Value
 from ..ops.conditions import CompareElements, Indices, SelectElements
@@ -16,13 +17,17 @@ from ..ops.memory import AllocScratch, AllocShared, LoadShared, ViewShared
 from ..ops.reduce import Reduce
 from ..ops.scalar import Binary, Compare, ConvertScalar, GetVar, Not, Select, WarpgroupIndex
 from ..ops.sync import FenceAsync, NamedBarrier
-from ..tiles import SharedTileType, SharedVecType, sv
+from ..ops.views import ViewRegisters
+from ..tiles import RegVecType, SharedTileType, SharedVecType, sv
 from . import reductions
+from .clusters import cluster_rank, cluster_sync, peer
+from .control import when
+from .functions import full
 from .meeting import after_meeting
-from .memory import load, store
+from .memory import load, shared, store
 from .scalars import Scalar, operand_of
-from .sections import WARPGROUP_THREADS
-from .values import Registers, SharedTile, SharedVec, apply_map
+from .sections import WARPGROUP_THREADS, warp_id
+from .values import Registers, RegVec, SharedTile, SharedVec, apply_map, registers_of
 
 # What a function may do to its part of a tile, and mean the whole tile by it.
 ELEMENTWISE: tuple[type[Op], ...] = (
@@ -30,6 +35,7 @@ ELEMENTWISE: tuple[type[Op], ...] = (
     Compare, ConvertScalar, GetVar, Not, Select, LoadShared, ViewShared, WarpgroupIndex,
     AllocScratch,
 )  # fmt: skip
+QUAD = 4  # f32 values of one access to shared memory
 COMBINE = {"max": "maximum", "min": "minimum", "sum": "add", "prod": "mul", "absmax": "maximum"}
 
 
@@ -65,7 +71,7 @@ def _sync() -> None:
 def _threads(name: str, *scopes: Scope) -> int:
     """Threads of the CTA, all of which execute the block."""
     builder = current()
-    whole = [role.name for role in builder.kernel.roles] == ["warpgroup"]
+    whole = [role.name for role in builder.kernel.roles] in (["warpgroup"], ["shared rows"])
     if builder.scope not in scopes or not whole:
         raise ScopeError(
             f"{name}: must be executed by all warpgroups of a CTA, "
@@ -252,3 +258,72 @@ def _reduce_axis(name: str, mine: Any, axis: str, split: Split, count: int) -> A
     for index in range(1, count):
         found = apply_map(COMBINE[name], found, load(at(index), kind))
     return found
+
+
+def cluster_reduce(name: str, value: Scalar) -> Scalar:
+    """`op` over one scalar of each CTA of the cluster, the same in every thread of all.
+
+    Each CTA writes to all, then they meet. In a loop the call's places are written again, which
+    wants another meeting between: that of a second call, or `tc.cluster_sync`.
+
+    Args:
+        name: max, min, sum, prod or absmax.
+        value: f32, the same in all warps of the CTA (`tc.cta_reduce`).
+
+    Scope: all warps of the CTAs of a cluster, in `tc.warps`. PTX: `st.shared::cluster`,
+    `barrier.cluster`.
+    """
+    if not isinstance(name, str) or name not in COMBINE:
+        raise LayoutError(f"cluster_reduce: by {', '.join(COMBINE)}, got {name!r}")
+    _threads("cluster_reduce", Scope.WARP)
+    size = current().kernel.cluster
+    if not isinstance(value, Scalar) or size == 1:
+        raise LayoutError(
+            f"cluster_reduce: of a run-time scalar, in a kernel of clusters, got {value!r} in "
+            f"clusters of {size}",
+            hint="tc.cluster(2), first",
+        )
+    kind = RegVecType(value.dtype, 4, "plain")
+    places = shared(SharedVecType(value.dtype, 4), size)
+    mine = places[cluster_rank()]
+    with when(warp_id() == 0):
+        for rank in range(size):
+            store(peer(mine, rank), full(kind, value))
+    cluster_sync()
+    found = load(places[0].at(0))
+    for rank in range(1, size):
+        found = apply_map(COMBINE[name], found, load(places[rank].at(0)))
+    return found  # type: ignore[no-any-return]
+
+
+def combine_warps(vector: RegVec, warps: int) -> None:
+    """Adds plain f32 vectors of all warps of a CTA one after another; the last warp has the sum.
+
+    Args:
+        vector: a warp's, in place.
+        warps: of the CTA.
+
+    Scope: all warps of a CTA. PTX: `st.shared`, `bar.sync 0`, `ld.shared`.
+
+    Raises:
+        LayoutError: another vector.
+    """
+    kind = registers_of(vector, "combine").type
+    plain = isinstance(kind, RegVecType) and kind.axis == "plain" and kind.dtype == f32
+    if not plain or kind.length % (32 * QUAD):  # type: ignore[union-attr]
+        raise LayoutError(
+            f"combine: of a plain f32 vector of a multiple of {32 * QUAD} values, got {kind}",
+            hint='rv[f32, 1024, "plain", 8]',
+        )
+    assert isinstance(kind, RegVecType), "checked"
+    # In the order of its registers, so that runs of any length move without bank conflicts.
+    view = RegVecType(f32, kind.length, "plain", warps=1, run=QUAD)
+    mine = RegVec(add(ViewRegisters(vector.value, tuple(range(kind.registers)), view)).result)
+    room = shared(sv[f32, kind.length])
+    for number in range(warps):
+        with when(warp_id() == number):
+            if number:
+                mine += load(room, view)
+            if number < warps - 1:
+                store(room, mine)
+        _sync()

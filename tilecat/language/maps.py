@@ -236,8 +236,14 @@ def row_index(tile: RegTile) -> Any:
     return _index("row", tile)
 
 
-def col_index(tile: RegTile) -> Any:
-    """The column of each element, as an s32 vector with one value a column; it broadcasts."""
+def col_index(tile: RegTile | RegVec) -> Any:
+    """The column of each element, as an s32 vector with one value a column; it broadcasts.
+
+    Of a plain vector: the place of each value.
+    """
+    kind = registers_of(tile, "col_index").type
+    if isinstance(kind, RegVecType) and kind.axis == "plain":
+        return wrap(add(Indices(kind.cast(s32), "col")).result)
     return _index("col", tile)
 
 

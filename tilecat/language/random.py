@@ -8,7 +8,7 @@ from .. import dtypes
 from ..builder import add
 from ..errors import DTypeError, LayoutError
 from ..ops.random import RandomBits
-from ..tiles import RegTileType
+from ..tiles import RegTileType, RegVecType
 from .maps import select
 from .scalars import operand_of
 from .values import RegTile, registers_of, wrap
@@ -23,7 +23,8 @@ def random_bits(
     every scope, on every chip.
 
     Args:
-        tile: for its shape and layout; its elements are not read.
+        tile: for its shape and layout; its elements are not read. A plain vector in runs of 4 or 8
+            is columns of one row.
         seed: an int or s32 scalar.
         row: position of the tile's first row in the whole.
         col: position of its first column; a multiple of 4.
@@ -39,8 +40,8 @@ def uniform(tile: RegTile, seed: Any, *, row: Any = 0, col: Any = 0, offset: Any
 
 def _random(tile: Any, seed: Any, row: Any, col: Any, offset: Any, dtype: Any) -> RegTile:
     kind = registers_of(tile, "random_bits").type
-    if not isinstance(kind, RegTileType):
-        raise LayoutError(f"random_bits: wanted a register tile, got {kind}")
+    if not isinstance(kind, RegTileType | RegVecType):
+        raise LayoutError(f"random_bits: wanted a register tile or vector, got {kind}")
     numbers = [operand_of(v, "random_bits") for v in (seed, row, col, offset)]
     op = RandomBits(kind.cast(dtype), *numbers)
     return wrap(add(op).result)  # type: ignore[no-any-return]

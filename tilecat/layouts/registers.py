@@ -24,7 +24,8 @@ class Fragment:
     steps.
 
     Args:
-        run: adjacent columns of one lane: 2 (pairs), 4 (quads) or 1 (singles).
+        run: adjacent columns of one lane: 2 (pairs), 4 (quads) or 1 (singles); 8 is no operand's,
+            and moves 16 bytes of 16-bit elements an access.
         lanes: (rows, runs of columns) that each bit of the lane's number is further on.
         halves: rows of one lane: 2, 8 apart, or 1.
     """
@@ -263,7 +264,8 @@ class VectorLayout:
     "aligned" goes with the rows of a tile: 2 values a thread for 16 rows (row lane//4 + 8*h at
     index 2*block + h), the same in the 4 lanes of a row. "orthogonal" goes with the columns:
     2 values for 8 columns, replicated over the 8 rows of lanes and over the warps. "plain" has
-    no copies: element x is in thread x % threads at index x // threads.
+    no copies: runs of `run` adjacent elements go from thread to thread, so that element x is in
+    thread x // run % threads.
 
     Example: `VectorLayout(f32, 64, 4, "aligned")`: thread 37 (warp 1, lane 5) holds rows 17 and
     25. `VectorLayout(f32, 256, 4, "orthogonal")`: it holds columns 2, 3, 10, 11, ...
@@ -274,6 +276,7 @@ class VectorLayout:
         warps: 1 or 4.
         kind: "aligned", "orthogonal" or "plain".
         kept: the fragment of a tile of another dtype that it goes with.
+        run: adjacent elements of a thread, of "plain"; above 1 each thread has whole runs.
     """
 
     dtype: DType
@@ -281,6 +284,7 @@ class VectorLayout:
     warps: int
     kind: str
     kept: Fragment | None = None
+    run: int = 1
 
     def __post_init__(self) -> None:
         """Check the kind and the length."""
@@ -314,7 +318,7 @@ class VectorLayout:
     def position(self, thread: Any, index: Any) -> Any:
         """The element that `thread` holds at `index` (plain: may be past the end)."""
         if self.kind == "plain":
-            return index * self.threads + thread
+            return (index // self.run * self.threads + thread) * self.run + index % self.run
         held, lane, warp = self.fragment, thread % LANES, thread // LANES
         if self.kind == "aligned":
             block, half = index // held.halves, index % held.halves
@@ -324,7 +328,8 @@ class VectorLayout:
     def index_of(self, position: Any) -> tuple[Any, Any]:
         """The lowest (thread, index) that holds an element."""
         if self.kind == "plain":
-            return position % self.threads, position // self.threads
+            number, inside = position // self.run, position % self.run
+            return number % self.threads, number // self.threads * self.run + inside
         held, run = self.fragment, self.fragment.run
         if self.kind == "aligned":
             warp, block = position // held.rows % self.warps, position // (held.rows * self.warps)
@@ -347,7 +352,8 @@ def _check_register_shape(layout: RegisterLayout) -> None:
             hint="a warp's tile or a warpgroup's",
         )
     across = 32 if dtype.bits == 8 and layout.kept is None else 8
-    across = max(across, layout.fragment.step) if not layout.fragment.of_mma else across
+    if not layout.fragment.of_mma or layout.fragment.run > QUADS.run:
+        across = max(across, layout.fragment.step)
     units = {"rows": layout.fragment.rows * warps, "cols": across}
     if order == "col":
         units = {"rows": across, "cols": units["rows"]}
@@ -365,7 +371,7 @@ def _check_register_shape(layout: RegisterLayout) -> None:
 def _check_vector(layout: VectorLayout) -> None:
     units = {
         "aligned": layout.fragment.rows * layout.warps,
-        "plain": 1,
+        "plain": 1 if layout.run == 1 else layout.run * layout.threads,
         "orthogonal": 32 if layout.dtype.bits == 8 and layout.kept is None else 8,
     }
     if layout.kind not in units:

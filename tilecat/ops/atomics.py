@@ -206,6 +206,10 @@ class AtomicVector(VectorMove):
         assert isinstance(self.vector.type, RegVecType), "checked in infer"
         return () if self.away else self.requests_of("red.shared", self.vector.type)
 
+    def together(self, kind: RegVecType) -> int:
+        """One value an instruction."""
+        return 1
+
     def infer(self) -> tuple[TileType, ...]:
         """Nothing; lengths and dtypes must agree."""
         self.check(self.vector.type, exact=True)

@@ -152,8 +152,8 @@ class SelectElements(Op):
         (conditions,) = element_operands(w, as_dtype(kind, dtypes.pred), (self.p,))
         a, b = element_operands(w, kind, (self.a, self.b))
         register, dst = register_kind(kind.dtype), w.regs(target)
-        kept = isinstance(kind, RegVecType) or whole_registers(kind.dtype)
-        results = dst if kept else [w.new(register, "x") for _ in range(element_count(kind))]
+        kept, count = whole_registers(kind.dtype), element_count(kind)
+        results = dst if kept else [w.new(register, "x") for _ in range(count)]
         for d, x, y, p in zip(results, a, b, conditions, strict=True):
             w.line(ptx.alu(f"selp.{register}", d, x, y, p))
         pack(w, kind.dtype, results, dst)
@@ -210,11 +210,23 @@ class Indices(Op):
 
 def vector_places(kind: RegVecType) -> list[int]:
     """The positions thread 0 holds, by register; other threads are shifted alike."""
-    return [int(i) for i in kind.layout.position(0, np.arange(kind.registers))]
+    return [int(i) for i in kind.layout.position(0, np.arange(kind.elements))]
 
 
 def vector_start(w: Any, kind: RegVecType) -> str:
     """The first position of a vector this thread holds."""
     if kind.axis == "plain":
-        return str(w.rank(kind.warps))
+        return plain_start(w, kind)
     return str(w.lane_position(kind, kind.axis))
+
+
+def plain_start(w: Any, kind: RegVecType) -> str:
+    """Position of the first value of a plain vector this thread holds: its rank times a run."""
+    rank = str(w.rank(kind.warps))
+    if kind.run == 1:
+        return rank
+
+    def build(register: str) -> None:
+        w.line(ptx.alu("mul.lo.u32", register, rank, kind.run))
+
+    return str(w.local(("run", kind.warps, kind.run), "b32", "first_of_run", build))

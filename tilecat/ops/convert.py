@@ -11,7 +11,7 @@ from ..ir import TILE_SCOPES, Access, Effect, Op, Scope, Value, attribute, opera
 from ..layouts import permuted_indices
 from ..ptx import instructions as ptx
 from ..tiles import RegTileType, RegVecType, TileType
-from .elements import computed_in, pack, register_kind, unpack
+from .elements import PACK, computed_in, pack, register_kind, unpack
 
 CASTABLE = ("f32", "tf32", "bf16", "f16", "e4m3", "e5m2", "s32", "u32", "s8", "u8")
 
@@ -42,11 +42,10 @@ class Cast(Op):
         if getattr(self.dtype, "name", None) not in CASTABLE:
             raise DTypeError(f"cast: to {', '.join(CASTABLE)}, got {self.dtype}")
         if isinstance(kind, RegVecType):
-            if self.dtype.bits != 32:
+            packed = kind.run > 1 and self.dtype.name in PACK
+            if self.dtype.bits != 32 and not packed:
                 raise DTypeError(f"cast: a vector has 32-bit elements, got {self.dtype.name}")
-            result: TileType = RegVecType(
-                self.dtype, kind.length, kind.axis, kind.partial, kind.warps, kind.kept
-            )
+            result: TileType = kind.cast(self.dtype)
         else:
             result = self._tile(kind)
         if self.out is None:

@@ -17,6 +17,7 @@ from ..ir import TILE_SCOPES, Access, Effect, Op, Scope, Value, attribute, opera
 from ..ptx import instructions as ptx
 from ..ptx import transfers
 from ..tiles import RegTileType, RegVecType, ScalarType, TileType
+from .elements import require_unpacked
 
 HEADER = 4  # words before the first record, and before each record's own
 PRINTED = ("f32", "s32", "u32", "pred")
@@ -76,7 +77,8 @@ class Print(Op):
                 raise DTypeError(f"print: shows scalars of {', '.join(PRINTED)}, got {kind}")
         elif not isinstance(kind, RegTileType | RegVecType):
             raise LayoutError(f"print: shows tiles, vectors and scalars, got {kind}")
-        elif self.scope not in TILE_SCOPES:
+        require_unpacked("print", kind)
+        if not isinstance(kind, ScalarType) and self.scope not in TILE_SCOPES:
             raise LayoutError(f"print: a {kind} is printed by the scope that holds it")
         return ()
 

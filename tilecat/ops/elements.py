@@ -51,6 +51,19 @@ def require_numbers(name: str, dtype: DType) -> None:
         )
 
 
+def require_unpacked(name: str, kind: object) -> None:
+    """A vector has one value a register.
+
+    Raises:
+        DTypeError: two share one.
+    """
+    if isinstance(kind, RegVecType) and kind.packed:
+        raise DTypeError(
+            f"{name}: a vector of 32-bit values, got {kind}",
+            hint="packed ones are loaded, stored, cast and computed with: tc.cast(x, tc.f32)",
+        )
+
+
 def whole_registers(dtype: DType) -> bool:
     """Whether a tile's elements are registers to compute with as they are."""
     return dtype.name in ("f32", "s32", "u32", "pred")

@@ -13,7 +13,6 @@ import numpy as np
 from ..dtypes import DType
 from ..errors import DTypeError, LayoutError
 from ..ir import TILE_SCOPES, Access, Effect, Op, Scope, Value, attribute, operand
-from ..layouts.registers import fragment_of
 from ..ptx import instructions as ptx
 from ..tiles import RegTileType, RegVecType, ScalarType, TileType
 from .elements import (
@@ -47,9 +46,7 @@ def element_sources(tile: RegTileType, vector: RegVecType) -> tuple[int, ...]:
 
 def vector_of(kind: RegVecType, dtype: DType) -> RegVecType:
     """A vector of another dtype in the same places."""
-    held = kind.layout.fragment
-    kept = None if held == fragment_of(dtype) else held
-    return RegVecType(dtype, kind.length, kind.axis, kind.partial, kind.warps, kept)
+    return kind.cast(dtype)
 
 
 def broadcast(name: str, sources: tuple[Operand, ...]) -> RegType:
@@ -204,14 +201,18 @@ class Map(Op):
         """The row's instructions, once an element or once a pair."""
         kind, dst = self.target.type, w.regs(self.target)
         assert isinstance(kind, RegTileType | RegVecType), "inferred"
+        if self.name == "copy" and [getattr(v, "type", None) for v in self.sources] == [kind]:
+            register = register_kind(kind.dtype) if whole_registers(kind.dtype) else "b32"
+            for d, held in zip(dst, w.regs(self.sources[0]), strict=True):
+                w.line(ptx.alu(f"mov.{register}", d, held))
+            return
         if self._in_pairs():
             sources = [w.regs(v) for v in self.sources]
             opcode = f"{MAPS[self.name].packed}.{kind.dtype.name}x2"
             for d, *operands in zip(dst, *sources, strict=True):
                 w.line(ptx.alu(opcode, d, *operands))
             return
-        kept = isinstance(kind, RegVecType) or whole_registers(kind.dtype)
-        count = element_count(kind)
+        kept, count = whole_registers(kind.dtype), element_count(kind)
         results = dst if kept else [w.new(register_kind(kind.dtype), "x") for _ in range(count)]
         apply(w, MAPS[self.name], kind, element_operands(w, kind, self.sources), results)
         pack(w, kind.dtype, results, dst)
@@ -220,7 +221,7 @@ class Map(Op):
         kinds = [v.type if isinstance(v, Value) else None for v in self.sources]
         packed = MAPS[self.name].packed
         return bool(packed) and all(
-            isinstance(k, RegTileType) and k.dtype.name in PACK for k in kinds
+            isinstance(k, RegTileType | RegVecType) and k.dtype.name in PACK for k in kinds
         )
 
 
@@ -251,7 +252,7 @@ class MapScalar(Op):
 
 def element_count(kind: RegType) -> int:
     """Elements of a tile or vector a thread holds."""
-    return kind.registers if isinstance(kind, RegVecType) else kind.elements
+    return kind.elements
 
 
 def element_operands(w: Any, kind: RegType, sources: Sequence[Operand]) -> list[list[str]]:

@@ -33,6 +33,7 @@ from .places import (
 )
 from .ranges import span
 from .scalar import Operand, require_s32
+from .vector_runs import fill_word, in_masked_runs, load_runs, run_of, store_runs
 
 
 def check_place(name: str, kind: TileType, arg: TensorArg, coords: tuple[Operand, ...]) -> None:
@@ -147,17 +148,26 @@ class GlobalAccess(Op):
         The most that lie in order in the thread's registers as in memory, and start at a multiple
         of their number; 1 where that is not known, or less than a register.
         """
-        if not isinstance(kind, RegTileType) or not self.arg.tma or self.bounds:
+        if isinstance(kind, RegVecType):
+            return 1 if kind.run == 1 else run_of(self, kind, element_dtype(self.arg))
+        near = self.arg.contiguous
+        cut = self.bounds[2 * near : 2 * near + 2] if self.bounds else (None, None)
+        if not self.arg.tma or tuple(cut) != (None, None):
             return 1
         axes, (most, least) = self.axes or default_axes(kind, self.arg), _runs_of(kind.dtype)
         along = axes[1 if kind.order == "row" else 0]
         fits = along == self.arg.contiguous and BROADCAST not in axes and along not in self.reverse
-        if not fits or any(map(_is_index, self.coords)):
+        if not fits or self.gathered:
             return 1
         run = most
         while run > 1 and (self.together % run or not _adjacent(kind, run)):
             run //= 2
         return run if run >= least else 1
+
+    @property
+    def gathered(self) -> bool:
+        """Whether a vector gives elements their coordinates."""
+        return any(map(_is_index, self.coords))
 
     @property
     def registers_type(self) -> RegTileType | RegVecType:
@@ -212,7 +222,21 @@ class GlobalAccess(Op):
             else:
                 w.line(ptx.alu("setp.lt.u32", test, start, w.extent(self.arg, dim)))
             found = w.both(found, test)
+            found = self._inside_bounds(w, found, dim, extents.get(dim, 1))
         return str(found)
+
+    def _inside_bounds(self, w: Any, found: Any, dim: int, extent: int) -> Any:
+        """Predicate: `found`, and elements along an axis lie inside the view's own part of it."""
+        low, high = self.bounds[2 * dim : 2 * dim + 2] if self.bounds else (None, None)
+        back = extent - 1 if dim in self.reverse else 0
+        for bound, step, test in ((low, -back, "ge"), (high, extent - back, "le")):
+            if bound is None:
+                continue
+            place, inside = w.new("b32", "edge"), w.new("pred", "fits")
+            w.line(ptx.alu("add.s32", place, w.src(self.coords[dim], "s32"), step))
+            w.line(ptx.alu(f"setp.{test}.s32", inside, place, w.src(bound, "s32")))
+            found = w.both(found, inside)
+        return found
 
     def in_runs(
         self, w: Any, kind: RegTileType, registers: tuple[str, ...],
@@ -252,11 +276,11 @@ class GlobalAccess(Op):
         suffix = memory_kind(kind.dtype) if kind.dtype.bits == 32 else "b32"
         for index in range(0, len(registers), per):
             part = registers[index : index + per]
-            address = self._near(w, place, steps[run * index // per])
+            address = self.near(w, place, steps[run * index // per])
             text = (f"v{per}.{suffix}", ptx.vector(part)) if per > 1 else (suffix, part[0])
             w.line(move(text[0], address, text[1]))
 
-    def _near(self, w: Any, place: Place, steps: Steps) -> str:
+    def near(self, w: Any, place: Place, steps: Steps) -> str:
         """An address whose step along the contiguous axis is the instruction's immediate."""
         near = self.arg.contiguous
         far = {dim: step for dim, step in steps.items() if dim != near}
@@ -285,6 +309,8 @@ class LoadGlobal(GlobalAccess):
     def infer(self) -> tuple[TileType, ...]:
         """The type given."""
         check_place("load", self.kind, self.arg, self.coords)
+        in_masked_runs(self, self.kind)  # asks how the tensor lies: the trace depends on it
+        self.run(self.kind)
         return (self.kind,)
 
     @property
@@ -294,8 +320,8 @@ class LoadGlobal(GlobalAccess):
 
     @property
     def needs_layout(self) -> bool:
-        """A tile moves in runs where it can."""
-        return isinstance(self.kind, RegTileType) and not self.bounds
+        """A tile moves in runs where it can, and so do a vector's."""
+        return has_runs(self.kind)
 
     def effects(self) -> tuple[Effect, ...]:
         """Writes the registers."""
@@ -305,6 +331,11 @@ class LoadGlobal(GlobalAccess):
         """`ld.global`, of runs of elements where they lie together, else of each."""
         registers, kind = w.regs(self.result), self.kind
         done, end = False, None
+        if (run := self.run(kind)) > 1 and in_masked_runs(self, kind):
+            dtype = element_dtype(self.arg)
+            fill = fill_word(number_text(self.fill, dtype), dtype)
+            load_runs(self, w, run, dtype, registers, fill)
+            return
         if isinstance(kind, RegTileType):
             done, end = self.in_runs(
                 w, kind, registers, lambda suffix, at, part: ptx.ld_global(suffix, part, at)
@@ -344,6 +375,11 @@ class LoadGlobal(GlobalAccess):
         value = number_text(self.fill, dtype)
         w.line(ptx.alu(f"mov.{'b32' if kind == 'b8' else kind}", register, value))
         w.line(ptx.ld_global(kind, register, place.address(step)), pred=place.mask(step))
+
+
+def has_runs(kind: RegTileType | RegVecType) -> bool:
+    """Whether several elements may move in one access, if the tensor lies so."""
+    return not isinstance(kind, RegVecType) or kind.run > 1
 
 
 def number_text(value: float, dtype: dtypes.DType) -> str:
@@ -400,14 +436,16 @@ class StoreGlobal(GlobalAccess):
 
     @property
     def needs_layout(self) -> bool:
-        """A tile moves in runs where it can."""
-        return isinstance(self.tile.type, RegTileType) and not self.bounds
+        """A tile moves in runs where it can, and so do a vector's."""
+        return has_runs(self.registers_type)
 
     def infer(self) -> tuple[TileType, ...]:
         """Nothing; the tile must have the tensor's dtype."""
         if isinstance(self.tile.type, RegVecType) and self.tile.type.partial:
             raise LayoutError(f"store: wanted a whole vector, got {self.tile.type}")
         check_place("store", self.tile.type, self.arg, self.coords)
+        in_masked_runs(self, self.registers_type)  # asks how the tensor lies
+        self.run(self.registers_type)
         return ()
 
     def effects(self) -> tuple[Effect, ...]:
@@ -418,6 +456,9 @@ class StoreGlobal(GlobalAccess):
         """`st.global`, of runs of elements or of each; copies of a value are stored once."""
         tile, registers, done, end = self.tile.type, w.regs(self.tile), False, None
         assert isinstance(tile, RegTileType | RegVecType), "checked in infer"
+        if (run := self.run(tile)) > 1 and in_masked_runs(self, tile):
+            store_runs(self, w, run, element_dtype(self.arg), registers)
+            return
         if isinstance(tile, RegTileType):
             done, end = self.in_runs(w, tile, registers, ptx.st_global)
         if done:

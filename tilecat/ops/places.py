@@ -258,7 +258,7 @@ def _lanes(
         ]
     else:
         spread = {axes[0]: vector_start(w, kind)}
-        positions = kind.layout.position(0, np.arange(kind.registers))
+        positions = kind.layout.position(0, np.arange(kind.elements))
         steps = [{axes[0]: int(p)} for p in positions]
     spread.pop(BROADCAST, None)
     for step in steps:
@@ -270,7 +270,7 @@ def _sources(kind: RegTileType | RegVecType, index: RegVecType) -> list[int]:
     """For each element a thread holds, the register of its index."""
     if isinstance(kind, RegTileType):
         return [int(i) for i in element_sources(kind, index)]
-    return list(range(kind.registers))
+    return list(range(kind.elements))
 
 
 def owner(w: Any, kind: RegTileType | RegVecType) -> str | None:
@@ -300,7 +300,7 @@ def _first_of_row(w: Any, mask: int) -> str | None:
 
 def held(w: Any, kind: RegTileType | RegVecType, index: int) -> str | None:
     """Predicate: this thread's value `index` exists; the last round of a plain vector may not."""
-    if isinstance(kind, RegTileType) or kind.axis != "plain":
+    if isinstance(kind, RegTileType) or kind.axis != "plain" or kind.run > 1:
         return None
     threads = 32 * kind.warps
     left = kind.length - index * threads
@@ -317,7 +317,7 @@ HALVES = {"bf16": "cvt.rn.bf16.f32", "f16": "cvt.rn.f16.f32"}
 
 def fits_vector(kind: TileType, dtype: object) -> bool:
     """Whether a register vector takes elements of a dtype: its own, halves as f32, u8 as s32."""
-    if not isinstance(kind, RegVecType):
+    if not isinstance(kind, RegVecType) or kind.packed:
         return False
     if kind.dtype == s32 and dtype == u8:
         return True

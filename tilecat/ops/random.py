@@ -14,7 +14,8 @@ import numpy as np
 from ..errors import LayoutError
 from ..ir import TILE_SCOPES, Access, Effect, Op, Scope, Value, attribute, operand
 from ..ptx import instructions as ptx
-from ..tiles import RegTileType, TileType
+from ..tiles import RegTileType, RegVecType, TileType
+from .conditions import vector_start
 from .relayout import lane_test
 from .scalar import Operand, require_s32
 
@@ -29,7 +30,8 @@ class RandomBits(Op):
     """`out[r, c]`: word `c mod 4` of Philox(counter = (c // 4, r, offset, 0), key = (seed, 0)).
 
     Args:
-        kind: a u32 tile, or an f32 one for numbers in [0, 1), the top 24 bits times 2**-24.
+        kind: a u32 tile, or an f32 one for numbers in [0, 1), the top 24 bits times 2**-24; or a
+            plain vector of such, columns of one row, in runs of 4 or 8.
         seed: the key.
         row: added to the tile's rows.
         col: added to its columns; a multiple of 4.
@@ -37,7 +39,7 @@ class RandomBits(Op):
     """
 
     scopes: ClassVar[tuple[Scope, ...]] = TILE_SCOPES
-    kind: RegTileType = attribute()
+    kind: RegTileType | RegVecType = attribute()
     seed: Operand = operand()
     row: Operand = operand()
     col: Operand = operand()
@@ -50,6 +52,11 @@ class RandomBits(Op):
             raise LayoutError(
                 f"random_bits: the first column is a multiple of {WORDS}, got col={self.col}"
             )
+        if isinstance(self.kind, RegVecType) and self.kind.run % WORDS:
+            raise LayoutError(
+                f"random_bits: a vector has its values in runs of 4 or 8, got {self.kind}",
+                hint=f'rv[{self.kind.dtype.name}, {-(-self.kind.length // 128) * 128}, "plain", 4]',
+            )
         return (self.kind,)
 
     def effects(self) -> tuple[Effect, ...]:
@@ -59,17 +66,15 @@ class RandomBits(Op):
     def emit(self, w: Any) -> None:
         """Ten rounds for every four columns that meet this thread."""
         kind, dst = self.kind, w.regs(self.result)
-        rows, cols = kind.layout.row_col(0, np.arange(kind.elements))
-        first = {axis: w.lane_position(kind, axis) for axis in ("row", "col")}
-        run = kind.layout.fragment.run if kind.order == "row" else 1
+        rows, cols, first, run = self._places(w)
         keys, words = self._keys(w), {}
         offset = w.src(self.offset, "s32")
-        for index, (row, col) in enumerate(zip(rows.tolist(), cols.tolist(), strict=True)):
+        for index, (row, col) in enumerate(zip(rows, cols, strict=True)):
             group = (row, col - col % run)
             if group not in words:
                 counter = [
-                    _sum(w, first["col"], self.col, group[1], shift=2),
-                    _sum(w, first["row"], self.row, row), offset, "0",
+                    _sum(w, first[1], self.col, group[1], shift=2),
+                    _sum(w, first[0], self.row, row), offset, "0",
                 ]  # fmt: skip
                 words[group] = _philox(w, counter, keys)
             word = self._word(w, words[group], col % run)
@@ -79,6 +84,17 @@ class RandomBits(Op):
             w.line(ptx.alu("shr.u32", word, word, 8))
             w.line(ptx.alu("cvt.rn.f32.u32", dst[index], word))
             w.line(ptx.alu("mul.rn.f32", dst[index], dst[index], ptx.f32_literal(2.0**-24)))
+
+    def _places(self, w: Any) -> tuple[list[int], list[int], tuple[str, str], int]:
+        """Row, column of each element from the thread's first, that, columns of a counter."""
+        kind = self.kind
+        if isinstance(kind, RegVecType):
+            cols = kind.layout.position(0, np.arange(kind.elements)).tolist()
+            return [0] * len(cols), cols, ("0", vector_start(w, kind)), WORDS
+        rows, cols = kind.layout.row_col(0, np.arange(kind.elements))
+        first = w.lane_position(kind, "row"), w.lane_position(kind, "col")
+        run = min(kind.layout.fragment.run, WORDS) if kind.order == "row" else 1
+        return rows.tolist(), cols.tolist(), first, run
 
     def _keys(self, w: Any) -> list[tuple[str, str]]:
         """The key of each round."""
@@ -92,14 +108,15 @@ class RandomBits(Op):
 
     def _word(self, w: Any, words: Sequence[str], inside: int) -> str:
         """The word of an element: by its column, which the lane decides but for `inside`."""
-        run = self.kind.layout.fragment.run
-        made = str(w.new("b32", "word"))
-        if self.kind.order == "row" and run == WORDS:
+        kind, made = self.kind, str(w.new("b32", "word"))
+        run = kind.run if isinstance(kind, RegVecType) else kind.layout.fragment.run
+        along = isinstance(kind, RegVecType) or kind.order == "row"
+        if along and run % WORDS == 0:
             w.line(ptx.alu("mov.b32", made, words[inside]))
-        elif self.kind.order == "row" and run == 2:
+        elif along and run == 2:
             w.line(ptx.alu("selp.b32", made, words[2 + inside], words[inside], lane_test(w, 0)))
         else:
-            bit = 0 if self.kind.order == "row" else 2  # lane bits that hold the column
+            bit = 0 if along else 2  # lane bits that hold the column
             odd, upper = lane_test(w, bit), lane_test(w, bit + 1)
             low, high = w.new("b32", "low"), w.new("b32", "high")
             w.line(ptx.alu("selp.b32", low, words[1], words[0], odd))

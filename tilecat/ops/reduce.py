@@ -13,7 +13,7 @@ from ..ir import TILE_SCOPES, Access, Effect, Op, Scope, SharedRequest, Value, a
 from ..layouts import bank_conflicts
 from ..ptx import instructions as ptx
 from ..tiles import RegTileType, RegVecType, ScalarType, TileType
-from .elements import computed_in, register_kind, require_numbers, unpack
+from .elements import computed_in, register_kind, require_numbers, require_unpacked, unpack
 from .elementwise import element_sources
 
 CHAINS = 2  # independent chains a value: an f32 add or max has a latency of 4 cycles on Hopper
@@ -231,6 +231,7 @@ class ReduceVector(Op):
         kind = self.vector.type
         if not isinstance(kind, RegVecType) or kind.partial:
             raise LayoutError(f"{self.name}: wanted a whole vector, got {kind}")
+        require_unpacked(self.name, kind)
         if kind.axis == "plain" and kind.length % kind.layout.threads:
             threads = kind.layout.threads
             raise LayoutError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -26,11 +27,14 @@ from ..ptx import instructions as ptx
 from ..ptx import transfers
 from ..tiles import PeerType, RegVecType, ScalarType, SharedVecType, TileType, place_type
 from .conditions import vector_start
+from .elements import require_unpacked
 from .global_memory import memory_kind
 from .global_scalars import SCALARS
 from .places import fits_vector, half_register, held, narrow, owner, widen
 from .scalar import Operand, require_s32
 
+WAVEFRONT_BYTES = 128  # that shared memory moves a cycle (layouts.banks: 32 banks of 4)
+RUN_BYTES = 16  # of ld.shared.v4.b32
 PAIRED_BYTES = 4  # of a value moved together with its neighbour
 
 
@@ -50,6 +54,8 @@ class VectorMove(Op):
             DTypeError: dtypes that differ.
         """
         mine = place_type(self.shared.type)
+        if exact or self.away:
+            require_unpacked(self.label, kind)
         whole = isinstance(kind, RegVecType) and not kind.partial
         if not isinstance(mine, SharedVecType) or not whole or kind.length != mine.length:  # type: ignore[union-attr]
             raise LayoutError(
@@ -68,7 +74,7 @@ class VectorMove(Op):
         base, start = w.address(self.shared), vector_start(w, kind)
         first, nbytes = w.new("b32", "first"), self.dtype.nbytes
         w.line(ptx.alu("mad.lo.u32", first, start, nbytes, w.materialize(base)))
-        places = kind.layout.position(0, np.arange(kind.registers))
+        places = kind.layout.position(0, np.arange(kind.elements))
         return [f"{first}+{nbytes * int(p)}" for p in places]
 
     @property
@@ -87,19 +93,35 @@ class VectorMove(Op):
         """One request a move: the warp's with the most wavefronts."""
         together = self.together(kind)
         nbytes, threads = self.dtype.nbytes * together, np.arange(32 * kind.warps)
-        name = f"{instruction}.v2" if together > 1 else instruction
+        name = f"{instruction}.v{together}" if together > 1 else instruction
         found = []
-        for index in range(0, kind.registers, together):
+        for index in range(0, kind.elements, together):
             offsets = self.dtype.nbytes * kind.layout.position(threads, index).reshape(-1, WARP)
             worst = max(bank_conflicts(warp, nbytes) for warp in offsets)
-            found.append(SharedRequest(name, nbytes, worst, 1))
+            least = max(-(-np.unique(warp).size * nbytes // WAVEFRONT_BYTES) for warp in offsets)
+            found.append(SharedRequest(name, nbytes, worst, least))
         return tuple(found)
 
+    def runs(
+        self, kind: RegVecType, registers: tuple[str, ...], together: int
+    ) -> Iterator[tuple[int, str, str]]:  # fmt: skip
+        """Of each move: its first value, the instruction's type and its registers."""
+        words = together * kind.dtype.bits // 32
+        suffix = "f32" if kind.dtype.name == "f32" else "b32"
+        for index in range(0, kind.elements, together):
+            first = index * kind.dtype.bits // 32
+            run = registers[first : first + words]
+            yield (index, f"v{words}.{suffix}", ptx.vector(run)) if words > 1 else (
+                index, suffix, run[0])  # fmt: skip
+
     def together(self, kind: RegVecType) -> int:
-        """Values that one instruction moves: 2 where each thread holds pairs of neighbours.
+        """Values that one instruction moves: 2 or 4 where each thread holds so many neighbours.
 
         A vector begins at a multiple of 16 bytes, pairs at one of 8.
         """
+        if kind.run > 1:
+            same = self.dtype == kind.dtype and not self.away
+            return min(kind.run, RUN_BYTES // self.dtype.nbytes) if same else 1
         pairs = kind.axis == "col" and kind.registers % 2 == 0 and not self.away
         if not pairs or self.dtype != kind.dtype or self.dtype.nbytes != PAIRED_BYTES:
             return 1
@@ -131,11 +153,9 @@ class LoadVector(VectorMove):
     def emit(self, w: Any) -> None:
         """`ld.shared` (of a peer `ld.shared::cluster`), one a value; `.v2` of neighbours."""
         places, suffix = self.addresses(w, self.kind), memory_kind(self.dtype)
-        if self.together(self.kind) == 2:
-            registers = w.regs(self.result)
-            for index in range(0, len(registers), 2):
-                pair = ptx.vector(registers[index : index + 2])
-                w.line(ptx.ld_shared(f"v2.{suffix}", pair, places[index]))
+        if (together := self.together(self.kind)) > 1:
+            for index, form, run in self.runs(self.kind, w.regs(self.result), together):
+                w.line(ptx.ld_shared(form, run, places[index]))
             return
         load = transfers.ld_cluster if self.away else ptx.ld_shared
         for index, (register, place) in enumerate(zip(w.regs(self.result), places, strict=True)):
@@ -197,8 +217,8 @@ class StoreVector(VectorMove):
         return () if self.away else self.requests_of("st.shared", self.vector.type)
 
     def together(self, kind: RegVecType) -> int:
-        """One value an instruction: copies of a value are masked one by one."""
-        return 1
+        """Runs, else one value an instruction: copies of a value are masked one by one."""
+        return super().together(kind) if kind.run > 1 else 1
 
     def infer(self) -> tuple[TileType, ...]:
         """Nothing; lengths and dtypes must agree."""
@@ -215,8 +235,12 @@ class StoreVector(VectorMove):
         assert isinstance(kind, RegVecType), "checked in infer"
         suffix, mine = memory_kind(self.dtype), owner(w, kind)
         store = transfers.st_cluster if self.away else ptx.st_shared
-        places = self.addresses(w, kind)
-        for index, (register, place) in enumerate(zip(w.regs(self.vector), places, strict=True)):
+        places, registers = self.addresses(w, kind), w.regs(self.vector)
+        if (together := self.together(kind)) > 1:
+            for index, form, run in self.runs(kind, registers, together):
+                w.line(store(form, places[index], run))
+            return
+        for index, (register, place) in enumerate(zip(registers, places, strict=True)):
             there = w.both(mine, held(w, kind, index))
             if self.dtype != kind.dtype:
                 register = narrow(w, register, self.dtype)

@@ -12,7 +12,7 @@ from ..ir import TILE_SCOPES, Access, Effect, Op, Scope, SharedRequest, Value, a
 from ..ptx import instructions as ptx
 from ..tiles import RegVecType, TileType
 from .conditions import vector_places, vector_start
-from .elements import register_kind
+from .elements import register_kind, require_unpacked
 from .reduce import exchange_requests
 
 
@@ -38,6 +38,7 @@ class ChangeVector(Op):
         """The type given."""
         source = self.vector.type
         assert isinstance(source, RegVecType), "the function looked"
+        require_unpacked(self.name, source)
         if source.partial:
             raise LayoutError(
                 f"{self.name}: wanted a whole vector, got {source}", hint="finish it: tc.total(v)"
@@ -114,7 +115,7 @@ def _owner(w: Any, kind: RegVecType) -> str | None:
 def _inside(w: Any, kind: RegVecType, place: int) -> str | None:
     """Predicate: a plain vector's value exists; None where all do."""
     threads = 32 * kind.warps
-    if kind.axis != "plain" or place + threads <= kind.length:
+    if kind.axis != "plain" or kind.run > 1 or place + threads <= kind.length:
         return None
     test = w.new("pred", "inside")
     w.line(ptx.alu("setp.lt.u32", test, w.rank(kind.warps), kind.length - place))

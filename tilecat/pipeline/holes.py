@@ -11,12 +11,16 @@ from ..builder import current
 from ..errors import Loc, ScopeError
 
 Hole = Callable[..., Any]
-ANY_NUMBER = ("rows_compute",)
+ANY_NUMBER = {  # holes of any number of arguments, and what those are
+    "rows_compute": "the row and what load and start have returned",
+    "rows_finish": "what start has returned",
+}
 ARGUMENTS = {
     "setup": (), "begin": ("task",), "load": ("task", "step"), "start": ("task",),
     "compute": ("task", "step"), "consume": ("task", "steps"), "finish": ("task",),
     "store": ("task", "step"), "finish_store": ("task",),
     "rows_start": (), "rows_load": ("row",), "rows_compute": (),
+    "rows_finish": (),
 }  # fmt: skip
 
 
@@ -80,8 +84,8 @@ class Holes:
         takes = hole.__code__.co_argcount
         if takes != len(args) and not hole.__code__.co_flags & CO_VARARGS:
             raise ScopeError(
-                f"{self.owner}.{_shown(name)}: gets {len(args)} arguments, the row and what load "
-                f"and start have returned, got a hole of {takes}",
+                f"{self.owner}.{_shown(name)}: gets {len(args)} arguments, {ANY_NUMBER[name]}, "
+                f"got a hole of {takes}",
                 loc=loc,
             )
         with current().located(loc):

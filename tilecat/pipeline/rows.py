@@ -8,15 +8,21 @@ from ..builder import Builder, add, current
 from ..errors import LayoutError, Loc, ScopeError
 from ..ir import Role as Threads
 from ..ir import Scope
-from ..language.control import range_
+from ..language.clusters import MAX_CLUSTER, cluster_id, cluster_rank, cluster_sync, num_clusters
+from ..language.clusters import cluster as ask_for_cluster
+from ..language.control import range_, when
+from ..language.cta import cluster_reduce, combine_warps, cta_reduce, cta_sync
 from ..language.functions import copy
-from ..language.scalars import named, operand_of
+from ..language.reductions import reduce_vector
+from ..language.scalars import Scalar, named, operand_of, var
 from ..language.sections import cta_id, num_ctas, warp_id
-from ..language.values import Registers
+from ..language.values import Registers, RegVec
 from ..ops.control import RoleSection
 from ..ops.scalar import require_s32
+from ..tiles import SharedVecType
 from .holes import Hole, Holes
 from .pipeline import check_int
+from .row_inputs import RowInput, Staging
 
 WARP_THREADS = 32
 MAX_WARPS = 32
@@ -28,18 +34,32 @@ class Rows:
     Nothing is shared between warps, so nothing synchronises. A CTA takes `warps` rows at a time,
     the grid is persistent: warp w takes the rows w, w + all warps, ...
 
+    A wide row is shared: by all warps of a CTA (`shared_by="cta"`), or of several CTAs
+    (`cluster=4`). Each warp has part `rows.part` of `rows.parts`, `X[row, rows.part]`, and
+    `rows.reduce` combines what the parts have.
+
     Holes:
-        start(): what all rows need, once a warp; returns register tiles or vectors.
+        start(): what all rows need, once a warp; returns register tiles or vectors, which compute
+            may write, as sums over rows.
         load(row): returns a row's register tiles or vectors; it runs one row ahead.
         compute(row, *loaded, *started): computes and stores, with `tc.store`.
+        finish(*started): once a warp, behind its last row.
 
     Args:
         count: rows, an s32 scalar.
         warps: of a CTA, 4 to 32, a multiple of 4.
         blocks_per_sm: CTAs that share an SM.
+        shared_by: "warp": a warp has a row by itself; "cta": all warps of a CTA share it.
+        cluster: CTAs that share a row; above 1, `tc.cluster` is asked for here.
+        ahead: rows that are loaded before they are needed, 1 or 0: a row that takes most registers
+            is loaded while other CTAs of the SM compute.
+        stages: rows that a CTA has in shared memory at once, of `rows.input`.
     """
 
-    def __init__(self, count: Any, *, warps: int = 4, blocks_per_sm: int = 1):
+    def __init__(
+        self, count: Any, *, warps: int = 4, blocks_per_sm: int = 1, shared_by: str = "warp",
+        cluster: int = 1, ahead: int = 1, stages: int = 1,
+    ):  # fmt: skip
         self.builder: Builder = current()
         self.loc: Loc | None = self.builder.loc()
         require_s32("rows: count", operand_of(count, "rows: count"))
@@ -50,12 +70,28 @@ class Rows:
                 loc=self.loc, hint=f"warps={warps // 4 * 4}",
             )  # fmt: skip
         check_int("rows: blocks_per_sm", blocks_per_sm, 1, 16, self.loc)
+        check_int("rows: cluster", cluster, 1, MAX_CLUSTER, self.loc)
+        check_int("rows: ahead", ahead, 0, 1, self.loc)
+        check_int("rows: stages", stages, 1, 8, self.loc)
+        if shared_by not in ("warp", "cta"):
+            raise LayoutError(
+                f'rows: a row is shared by "warp" or "cta", got {shared_by=}', loc=self.loc,
+                hint='shared_by="cta"',
+            )  # fmt: skip
         facts = self.builder.kernel.facts
         if "template" in facts:
             raise ScopeError("rows: a kernel has one template, got another", loc=self.loc)
         facts.update(template="rows", blocks_per_sm=blocks_per_sm)
         self.count = count
         self.warps = warps
+        self.ahead = ahead
+        self.staging = Staging(stages)
+        self.exchanges = 0  # of a row between CTAs
+        self.cluster = cluster
+        self.shared = shared_by == "cta" or cluster > 1
+        self.parts = warps * cluster if self.shared else 1
+        if cluster > 1:
+            ask_for_cluster(cluster)
         self.holes = Holes("rows", "rows")
         self.builder.kernel.threads = warps * WARP_THREADS
         self.builder.finalizers.append(self.build)
@@ -81,6 +117,71 @@ class Rows:
         """
         return self.holes.fill("rows_compute", hole)
 
+    def input(self, kind: SharedVecType, *, fill: float | None = None) -> RowInput:
+        """This CTA's part of a shared row in shared memory: `load` brings it, compute reads it.
+
+        In the load hole `x.load(X.at(row, n))`, in compute `tc.load(x.vector.part(i, n), kind)`.
+        The load hole runs in one warp then, `stages` rows ahead, and returns nothing.
+
+        Args:
+            kind: `sv[dtype, length]`.
+            fill: what elements are that loads do not reach; None where they write all.
+
+        Raises:
+            ScopeError: rows that are not shared.
+        """
+        if not self.shared:
+            raise ScopeError("rows.input: rows are shared by a CTA or a cluster, got rows of warps",
+                             hint='tc.rows(..., shared_by="cta")')  # fmt: skip
+        return self.staging.add(kind, fill)
+
+    def finish(self, hole: Hole) -> Hole:
+        """Decorator of the finish hole.
+
+        Scope of the hole: a warp; gets what start has returned.
+        """
+        return self.holes.fill("rows_finish", hole)
+
+    @property
+    def part(self) -> Any:
+        """Which part of a row this warp has; 0 of a row by itself."""
+        if not self.shared:
+            return 0
+        warp = warp_id()
+        return warp if self.cluster == 1 else cluster_rank() * self.warps + warp
+
+    def reduce(self, name: str, x: Any) -> Scalar:
+        """`op` over the whole row of a vector's values, or of one scalar a part, for all threads.
+
+        Args:
+            name: max, min, sum, prod or absmax.
+            x: a plain vector of this warp's part, or an f32 or s32 scalar.
+
+        Scope: a warp, in holes; where rows are shared, all warps of the CTA or the cluster.
+        """
+        mine = reduce_vector(name, x) if isinstance(x, RegVec) else x
+        if not self.shared:
+            return mine
+        whole = cta_reduce(name, mine)
+        if self.cluster == 1:
+            return whole
+        self.exchanges += 1
+        return cluster_reduce(name, whole)
+
+    def combine(self, vector: RegVec) -> None:
+        """Adds the vectors of all warps of the CTA, in the order of their numbers, in place.
+
+        The sum is where `rows.has_sum` says. In `finish`; of shared rows in `compute` too.
+
+        Scope: all warps of the CTA. PTX: `st.shared`, `bar.sync`, `ld.shared`.
+        """
+        combine_warps(vector, self.warps)
+
+    @property
+    def has_sum(self) -> Any:
+        """Condition: this warp has what `rows.combine` made."""
+        return warp_id() == self.warps - 1
+
     def build(self) -> None:
         """Emits the kernel around the holes; called when the trace ends."""
         builder, kernel = self.builder, self.builder.kernel
@@ -88,21 +189,69 @@ class Rows:
             self.holes.require("rows_load", self.loc)
             self.holes.require("rows_compute", self.loc)
             body = builder.child()
-            kernel.roles.append(Threads(0, kernel.threads - 1, "rows"))
+            name = "shared rows" if self.shared else "rows"
+            kernel.roles.append(Threads(0, kernel.threads - 1, name))
             add(RoleSection("rows", 0, kernel.threads - 1, None, False, body, rest=True))
             with builder.within(body, Scope.WARP):
                 self._rows()
 
     def _rows(self) -> None:
-        first = named(cta_id() * self.warps + warp_id(), "first_row")
-        stride = named(num_ctas() * self.warps, "rows_of_grid")
+        first, stride = self._span()
+        if self.cluster > 1:
+            cluster_sync()  # the others must be there to be written to
         started = self._registers("start", self.holes.call("rows_start"))
-        now = self._registers("load", self.holes.call("rows_load", first))
+        if self.staging.inputs:
+            self._staged(first, stride, started)
+        elif self.ahead == 0:
+            for row in range_(first, self.count, stride):
+                now = self._registers("load", self.holes.call("rows_load", row))
+                self._compute(row, *now, *started)
+        else:
+            now = self._registers("load", self.holes.call("rows_load", first))
+            for row in range_(first, self.count, stride):
+                ahead = self._registers("load", self.holes.call("rows_load", row + stride))
+                self._compute(row, *now, *started)
+                for place, loaded in zip(now, ahead, strict=True):
+                    copy(place, loaded)
+        self.holes.call("rows_finish", *started)
+        if self.cluster > 1:
+            cluster_sync()  # no CTA leaves while another may still write to it
+
+    def _compute(self, row: Any, *values: Registers) -> None:
+        """The hole; after one exchange alone CTAs meet again, before the next row's writes."""
+        before = self.exchanges
+        self.holes.call("rows_compute", row, *values)
+        if self.exchanges - before == 1:
+            cluster_sync()
+
+    def _staged(self, first: Any, stride: Any, started: tuple[Registers, ...]) -> None:
+        """Rows in shared memory: a warp loads ahead, all wait, compute and give the stage back."""
+        staging = self.staging
+        staging.fill(self.warps)
+        for turn in range(staging.stages):
+            staging.at(turn)
+            early = first + turn * stride
+            with when((warp_id() == 0) & (early < self.count)):
+                self.holes.call("rows_load", early)
+        number = var(0)
         for row in range_(first, self.count, stride):
-            ahead = self._registers("load", self.holes.call("rows_load", row + stride))
-            self.holes.call("rows_compute", row, *now, *started)
-            for place, loaded in zip(now, ahead, strict=True):
-                copy(place, loaded)
+            staging.at(number)
+            staging.wait(number)
+            self._compute(row, *started)
+            cta_sync()
+            after = row + staging.stages * stride
+            with when((warp_id() == 0) & (after < self.count)):
+                self.holes.call("rows_load", after)
+            number += 1
+
+    def _span(self) -> tuple[Any, Any]:
+        """The first row of this warp, and how far it is to the next."""
+        if self.cluster > 1:
+            return named(cluster_id(), "first_row"), named(num_clusters(), "rows_of_grid")
+        if self.shared:
+            return named(cta_id(), "first_row"), named(num_ctas(), "rows_of_grid")
+        first = named(cta_id() * self.warps + warp_id(), "first_row")
+        return first, named(num_ctas() * self.warps, "rows_of_grid")
 
     def _registers(self, hole: str, found: Any) -> tuple[Registers, ...]:
         values = found if isinstance(found, tuple) else () if found is None else (found,)
@@ -118,9 +267,15 @@ class Rows:
         return values
 
 
-def rows(count: Any, *, warps: int = 4, blocks_per_sm: int = 1) -> Rows:
+def rows(
+    count: Any, *, warps: int = 4, blocks_per_sm: int = 1, shared_by: str = "warp",
+    cluster: int = 1, ahead: int = 1, stages: int = 1,
+) -> Rows:  # fmt: skip
     """A streaming template (see `Rows`), on a persistent grid.
 
-    Scope: CTA; one a kernel, in place of `tc.warpgroup`. PTX: none.
+    Scope: CTA; one a kernel, in place of `tc.warpgroup`. PTX: none; `.explicitcluster` of clusters.
     """
-    return Rows(count, warps=warps, blocks_per_sm=blocks_per_sm)
+    return Rows(
+        count, warps=warps, blocks_per_sm=blocks_per_sm, shared_by=shared_by, cluster=cluster,
+        ahead=ahead, stages=stages,
+    )  # fmt: skip

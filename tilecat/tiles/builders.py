@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..dtypes import DType, DTypeVar
 from ..errors import DTypeError, LayoutError
 from ..layouts import TENSOR_FRAGMENTS, fragment_of, tensor_fragment
+from ..layouts.registers import Fragment
 from ..layouts.shared import SWIZZLES
 from .types import (
     SCALE_CHUNK_BYTES,
@@ -20,6 +21,8 @@ from .types import (
     SharedVecType,
     TensorTileType,
 )
+
+RUNS = (1, 2, 4, 8)  # adjacent elements of a thread: at most 16 bytes of 16-bit ones
 
 
 def _require_dtype(kind: str, dtype: object) -> None:
@@ -124,6 +127,8 @@ class _Register:
     """`rt[dtype, rows, cols]` or `rt[dtype, rows, cols, order]`: the type of a register tile.
 
     A warpgroup holds tiles of a multiple of 64 rows, a warp of 16 (of columns, for order "col").
+    `rt[dtype, rows, cols, order, run]` is held for memory, not for mma: each thread has `run`
+    adjacent columns (1, 2, 4 or 8) of every `4 run`, and moves them in one access.
 
     In place of an order, a shape of `tcgen05.ld`: a tile that lies as tensor memory loads it.
     `rt[f32, 128, 64, "32x32b"]` has a row in each thread of a warpgroup, so that reductions along
@@ -132,7 +137,7 @@ class _Register:
     """
 
     def __getitem__(self, items: tuple[object, ...]) -> RegTileType:
-        if not isinstance(items, tuple) or len(items) not in (3, 4):
+        if not isinstance(items, tuple) or len(items) not in (3, 4, 5):
             raise LayoutError("rt: wants rt[dtype, rows, cols] or rt[dtype, rows, cols, order]")
         dtype, rows, cols, *rest = items
         _require_dtype("rt", dtype)
@@ -155,7 +160,11 @@ class _Register:
                 f"warpgroup), got {names[0]}={along}",
                 hint=f"nearest legal: {along // 16 * 16 or 16} and {along // 16 * 16 + 16}",
             )
-        step = 32 if dtype.bits == 8 else 8
+        run = rest[1] if rest[1:] else None
+        if run is not None and (isinstance(run, bool) or run not in RUNS):
+            raise LayoutError(f"rt: a thread has 1, 2, 4 or 8 adjacent columns, got {run!r}")
+        kept = Fragment(run) if run and Fragment(run) != fragment_of(dtype) else None
+        step = 32 if dtype.bits == 8 and kept is None else max(8, 4 * (run or 1))
         if across % step:
             low = across // step * step
             raise LayoutError(
@@ -163,7 +172,7 @@ class _Register:
                 f"got {names[1]}={across}",
                 hint=f"nearest legal: {low or step} and {low + step}",
             )
-        return RegTileType(dtype, rows, cols, 4 if along % 64 == 0 else 1, order)
+        return RegTileType(dtype, rows, cols, 4 if along % 64 == 0 else 1, order, kept)
 
 
 def _of_shape(dtype: DType, rows: int, cols: int, shape: str) -> RegTileType:
@@ -191,7 +200,11 @@ def _of_shape(dtype: DType, rows: int, cols: int, shape: str) -> RegTileType:
 
 
 class _RegisterVector:
-    """`rv[dtype, length]` or `rv[dtype, length, axis]`: the type of a register vector."""
+    """`rv[dtype, length]` or `rv[dtype, length, axis]`: the type of a register vector.
+
+    `rv[dtype, length, "plain", run]` has runs of 2, 4 or 8 adjacent values in a thread, whole ones
+    in each, which move 16 bytes an access; bf16 and f16 may stay packed there.
+    """
 
     def __getitem__(self, items: tuple[object, ...]) -> RegVecType:
         if not isinstance(items, tuple) or not 2 <= len(items) <= 4:
@@ -204,12 +217,16 @@ class _RegisterVector:
         if axis not in ("row", "col", "plain"):
             raise LayoutError(f'rv: axis is "row", "col" or "plain", got {axis!r}')
         assert isinstance(dtype, DType) and isinstance(length, int), "checked above"
-        if dtype.bits != 32:
+        run = rest[1] if rest[1:] and axis == "plain" else 1
+        if isinstance(run, bool) or run not in RUNS:
+            raise LayoutError(f"rv: a run is of 1, 2, 4 or 8 adjacent values, got {run!r}")
+        if dtype.bits != 32 and not (run > 1 and dtype.is_float and dtype.bits == 16):
             raise DTypeError(
                 f"rv: a register vector has 32-bit elements, got {dtype.name}",
-                hint="use f32, and convert the tile it meets",
+                hint="use f32, and convert the tile it meets; halves are packed in runs: "
+                f'rv[{dtype.name}, {length}, "plain", 8]',
             )
-        unit = {"row": 16, "col": 8, "plain": 1}[str(axis)]
+        unit = {"row": 16, "col": 8, "plain": 1 if run == 1 else 32 * run}[str(axis)]
         if length % unit:
             raise LayoutError(
                 f"rv: the length of a {axis} vector is a multiple of {unit}, got {length}",
@@ -217,7 +234,7 @@ class _RegisterVector:
                 f"{length // unit * unit + unit}",
             )
         warps = 1 if axis == "row" and length % 64 else 4
-        return RegVecType(dtype, length, str(axis), partial, warps)
+        return RegVecType(dtype, length, str(axis), partial, warps, run=run)
 
 
 class _Tensor:

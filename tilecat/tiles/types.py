@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ..dtypes import DType, DTypeVar, b4x16_p64, f32
-from ..layouts import (
-    RegisterLayout,
-    SharedLayout,
-    SharedVectorLayout,
-    VectorLayout,
-    fragment_name,
-)
+from ..layouts import RegisterLayout, SharedLayout, SharedVectorLayout, VectorLayout, fragment_name
 from ..layouts.registers import Fragment, fragment_of
 
 
@@ -93,16 +87,13 @@ class RegTileType:
     @cached_property
     def layout(self) -> RegisterLayout:
         """Which lane and register hold which element."""
-        return RegisterLayout(
-            self.dtype, self.rows, self.cols, self.warps, self.order, self.kept
-        )
+        return RegisterLayout(self.dtype, *self.shape, self.warps, self.order, self.kept)
 
     @classmethod
     def of(cls, layout: RegisterLayout) -> RegTileType:
         """The type of a layout."""
-        return cls(
-            layout.dtype, layout.rows, layout.cols, layout.warps, layout.order, layout.kept
-        )
+        shape = layout.rows, layout.cols
+        return cls(layout.dtype, *shape, layout.warps, layout.order, layout.kept)
 
     def cast(self, dtype: DType) -> RegTileType:
         """The type after converting every element where it is."""
@@ -145,6 +136,7 @@ class RegTileType:
         order = "" if self.order == "row" else ", col"
         if not self.layout.fragment.of_mma:
             order = f', "{fragment_name(self.layout.fragment)}"'
+        order = f", {self.order}, 8" if self.kept == Fragment(8) else order
         warp = "" if self.warps == 4 else " of a warp"
         return f"rt[{self.dtype.name}, {self.rows}, {self.cols}{order}]{warp}"
 
@@ -156,15 +148,16 @@ class RegVecType:
     """A vector in registers: it goes with the rows or the columns of a register tile, or neither.
 
     Args:
-        dtype: element type, 32 bits.
+        dtype: element type, 32 bits; of "plain" with runs also 16, two a register.
         length: number of values.
         axis: "row" (aligned): 2 values a thread for every 16 rows a warp, equal in the four lanes
             of a quad; "col" (orthogonal): 2 values a thread for every 8 columns, equal in the
-            lanes of a column; "plain": no copies, value x in thread x mod threads. The names fit
-            row-order tiles; a column-order tile exchanges them.
+            lanes of a column; "plain": no copies, value x in thread x // run mod threads. The names
+            fit row-order tiles; a column-order tile exchanges them.
         partial: each lane of the quad still holds its own share of a sum (`row_sum(partial=True)`).
         warps: 4 or 1.
         kept: the fragment of the tile it goes with, where that differs from its dtype's.
+        run: of "plain", adjacent values of a thread.
     """
 
     dtype: DType
@@ -173,21 +166,43 @@ class RegVecType:
     partial: bool = False
     warps: int = 4
     kept: Fragment | None = None
+    run: int = 1
 
     @cached_property
     def layout(self) -> VectorLayout:
         """Which threads hold which value."""
-        kinds = {"row": "aligned", "col": "orthogonal", "plain": "plain"}
-        return VectorLayout(self.dtype, self.length, self.warps, kinds[self.axis], self.kept)
+        kind = {"row": "aligned", "col": "orthogonal", "plain": "plain"}[self.axis]
+        return VectorLayout(self.dtype, self.length, self.warps, kind, self.kept, self.run)
+
+    def cast(self, dtype: DType) -> RegVecType:
+        """The type after converting every value where it is."""
+        held = self.layout.fragment
+        kept = None if self.axis == "plain" or held == fragment_of(dtype) else held
+        return replace(self, dtype=dtype, kept=kept)
 
     def held_by(self, warps: int) -> RegVecType:
         """The same vector held by 1 or 4 warps."""
-        return RegVecType(self.dtype, self.length, self.axis, self.partial, warps, self.kept)
+        return replace(self, warps=warps)
 
     @property
     def whole(self) -> RegVecType:
         """The type of the finished sum."""
-        return RegVecType(self.dtype, self.length, self.axis, False, self.warps, self.kept)
+        return replace(self, partial=False)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(length,)."""
+        return (self.length,)
+
+    @property
+    def elements(self) -> int:
+        """Values a thread holds, of which two share a register if it is packed."""
+        return self.layout.elements_per_thread
+
+    @property
+    def packed(self) -> bool:
+        """Whether they do."""
+        return self.dtype.bits == 16
 
     @property
     def registers(self) -> int:
@@ -197,6 +212,7 @@ class RegVecType:
     def __str__(self) -> str:
         """`rv[f32, 64]`."""
         extra = "" if self.axis == "row" else f", {self.axis}"
+        extra += f", {self.run}" if self.run > 1 else ""
         warp = "" if self.warps == 4 else " of a warp"
         part = ", partial" if self.partial else ""
         held = self.layout.fragment
