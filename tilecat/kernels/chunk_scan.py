@@ -23,6 +23,7 @@ sees those from i on, and a and b change places. docs/design/chunk-scan.md has t
 
 from __future__ import annotations
 
+import math
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +34,8 @@ from tilecat import f32, rt, rv, st, sv
 from ..language.scalars import minimum_of
 
 CHUNK = 64  # tokens; rows of S^T a warpgroup, too
+LOG2_E = 1 / math.log(2)
+LEAST = -128.0  # of gates, base 2: 2**-128 is 0 in f32, and sums of gates of -inf are numbers
 ROW, COLUMN = rv[f32, CHUNK], rv[f32, CHUNK, "col"]
 
 
@@ -111,12 +114,14 @@ class ChunkScan:
         self, dtype: Any, tasks: Any, *, heads: int = 1, slices: int = 1, stages: int = 3,
         depth: int = 2, reverse: bool = False, decayed: bool = False, packed: bool = False,
         blocks_per_sm: int = 1, registers: tuple[int | None, int | None] = (None, None),
+        scorers: int = 1,
     ):  # fmt: skip
         self.dtype, self.heads, self.slices, self.depth = dtype, heads, slices, depth
+        self.scored = heads // scorers  # by a warpgroup of the score role
         self.reverse, self.decayed, self.packed = reverse, decayed, packed
         self.pipe = pipe = tc.roles(stages=stages, steps=1, tasks=tasks,
                                     blocks_per_sm=blocks_per_sm)  # fmt: skip
-        self.score = pipe.role("score", registers=registers[0])
+        self.score = pipe.role("score", warpgroups=scorers, registers=registers[0])
         self.state = pipe.role("state", warpgroups=heads * slices, registers=registers[1])
         p = pipe.ring(st[dtype, CHUNK, CHUNK], writer=self.score, count=heads, stages=depth)
         y = pipe.ring(st[dtype, CHUNK, CHUNK], writer=self.state, count=heads * slices,
@@ -219,13 +224,20 @@ class ChunkScan:
 
     def _scores(self, work: Recurrence, task: Any, at: At) -> None:
         """Score role: P, a and b of a chunk of each head."""
-        for head in range(self.heads):
-            p, *factors = work.scores(task, at, head)
+        for own in range(self.scored):
+            p, *factors = work.scores(task, at, own)
             if self.packed and self.reverse:
                 tc.mask_cols(p, at.rows, 0.0)
+            head = self.head(own)
             tc.store(self.p[head], tc.cast(p, self.dtype))
             for ring, vector in zip((self.a, self.b), factors, strict=False):
                 tc.store(ring[head].tile, vector)
+
+    def head(self, own: int) -> Any:
+        """Score role: which head of the task a warpgroup's own is."""
+        if self.scored == self.heads:
+            return own
+        return self.score.consumer * self.scored + own
 
     def _chunk(
         self, work: Recurrence, place: Any, head: Any, tiles: Any, sums: Any,

@@ -7,16 +7,13 @@ Sums of g are f32, and exponents differences of them: `tc.decay_tile`.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import tilecat as tc
 from tilecat import DTypeVar, bf16, f16, f32, gl, rt, st
 
-from .chunk_scan import CHUNK, ROW, At, ChunkScan, Recurrence, tasks_of
+from .chunk_scan import CHUNK, LEAST, LOG2_E, ROW, At, ChunkScan, Recurrence, tasks_of
 
-LOG2_E = 1 / math.log(2)
-LEAST = -128.0
 T = DTypeVar("T", bf16, f16)
 
 
@@ -31,7 +28,7 @@ class Gated(Recurrence):
     def __init__(self, scan: ChunkScan, tensors: Any, tiles: Any, scale: Any, g: Any, gamma: Any):
         self.scan, self.tensors, self.tiles, self.scale = scan, tensors, tiles, scale
         self.g, self.gamma, self.s = g, gamma, tc.empty(rt[f32, CHUNK, CHUNK])
-        self.ahead = [tc.empty(ROW) for _ in range(scan.heads if g is not None else 0)]
+        self.ahead = [tc.empty(ROW) for _ in range(scan.scored if g is not None else 0)]
 
     def load(self, task: Any, at: At) -> None:
         """Q, K and V of the heads of a task."""
@@ -40,38 +37,35 @@ class Gated(Recurrence):
 
     def start(self, task: Any) -> None:
         """Gates of the first chunk; gates of heads."""
-        heads = [task.head * self.scan.heads + i for i in range(self.scan.heads)]
-        for head in range(len(self.ahead)):
-            self.fetch(task, head, self.scan.at(task, 0).row)
+        heads = [task.head * self.scan.heads + self.scan.head(i) for i in range(self.scan.scored)]
+        for own in range(len(self.ahead)):
+            self.fetch(task, own, self.scan.at(task, 0).row)
         self.constant = [] if self.gamma is None else [tc.load(self.gamma[h], f32) for h in heads]
 
-    def fetch(self, task: Any, head: int, row: Any) -> None:
+    def fetch(self, task: Any, own: int, row: Any) -> None:
         """Loads the gates of a head's chunk, which are used a step later."""
-        place = self.g.at(task.batch, task.head * self.scan.heads + head, row)
-        tc.copy(self.ahead[head], tc.load(place, ROW))
+        place = self.g.at(task.batch, task.head * self.scan.heads + self.scan.head(own), row)
+        tc.copy(self.ahead[own], tc.load(place, ROW))
 
-    def gates(self, task: Any, at: At, head: int) -> Any:
-        """Gates of a chunk's tokens, base 2; 0 behind the last.
-
-        2**-128 is 0 in f32: at least -128, so that sums of gates of -inf are numbers.
-        """
+    def gates(self, task: Any, at: At, own: int) -> Any:
+        """Gates of a chunk's tokens, base 2; 0 behind the last."""
         g: Any = tc.zeros(ROW)
         if self.ahead:
-            tc.copy(g, self.ahead[head])
-            self.fetch(task, head, at.row + (-CHUNK if self.scan.reverse else CHUNK))
+            tc.copy(g, self.ahead[own])
+            self.fetch(task, own, at.row + (-CHUNK if self.scan.reverse else CHUNK))
         if self.constant:
-            g = g + self.constant[head]
+            g = g + self.constant[own]
         g = tc.maximum(g * LOG2_E, LEAST, nan=True)
         return tc.select(tc.row_index(self.s) < at.rows, g, 0.0)
 
-    def scores(self, task: Any, at: At, head: int) -> tuple[Any, ...]:
+    def scores(self, task: Any, at: At, own: int) -> tuple[Any, ...]:
         """`Q K^T` times decays, and those to and from the ends of the chunk."""
-        (q, k, _), s = self.tiles, self.s
+        (q, k, _), s, head = self.tiles, self.s, self.scan.head(own)
         tc.mma_ABt(s, q[head], k[head], accumulate=False)
         if not self.scan.decayed:
             tc.mma_wait()
             return (self.scan.mask(s),)
-        g = self.gates(task, at, head)
+        g = self.gates(task, at, own)
         before, behind = tc.cumsum(g), tc.cumsum(g, exclusive=True, reverse=True)
         decays = self.scan.decays(before)
         tc.mma_wait()
@@ -88,7 +82,7 @@ def linear_attention(
     Q: gl[T, "B", "H", "T", "K"], K: gl[T, "B", "H", "T", "K"], V: gl[T, "B", "H", "T", "V"],
     O: gl[T, "B", "H", "T", "V"], scale: f32, *args, dim=64, heads=1, slices=1, stages=3, depth=2,
     reverse=False, g=False, gamma=False, packed=False, start=False, end=False, blocks_per_sm=1,
-    registers=(None, None),
+    registers=(None, None), scorers=1,
 ):  # fmt: skip
     """O, and states f32 [sequences, H, K, V] before and after.
 
@@ -102,7 +96,8 @@ def linear_attention(
     tasks = tasks_of(tc.cdiv(Q.size(1), heads), Q.size(0), Q.rows, blocks, starts)
     scan = ChunkScan(Q.dtype, tasks, heads=heads, slices=slices, stages=stages, depth=depth,
                      reverse=reverse, decayed=g or gamma, packed=packed,
-                     blocks_per_sm=blocks_per_sm, registers=registers)  # fmt: skip
+                     blocks_per_sm=blocks_per_sm, registers=registers,
+                     scorers=scorers)  # fmt: skip
     q = scan.pipe.input(st[Q.dtype, CHUNK, dim], count=heads)
     k = scan.pipe.input(st[Q.dtype, CHUNK, dim], count=heads)
     v = scan.pipe.input(st[Q.dtype, CHUNK, CHUNK], count=heads * slices)

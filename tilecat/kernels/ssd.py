@@ -1,0 +1,145 @@
+"""Mamba-2's recurrence (state space duality): `y_t = C_t h_t + D x_t`, times silu(z_t) if gated.
+
+`h_t = exp(dt_t A) h_(t-1) + dt_t x_t B_t` (P x N) of each head; heads of a group share B and C, so
+`C B^T` is made once for all heads of a CTA. dt is `clamp(softplus(dt + bias))`, f32. x stays exact:
+dt is a factor of scores and of what comes into the state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import tilecat as tc
+from tilecat import DTypeVar, bf16, f16, f32, gl, rt, rv, s32, st
+
+from .chunk_scan import CHUNK, LEAST, LOG2_E, ROW, At, ChunkScan, Recurrence, tasks_of
+
+T, TD = DTypeVar("T", bf16, f16), DTypeVar("TD", f32, bf16, f16)
+
+
+@dataclass(eq=False)
+class Ssd(Recurrence):
+    """Scores with decays and steps dt.
+
+    Args:
+        scan: the core. tensors, tiles: of C, B, x, and z. dt, A: as the kernel's.
+        bias: of dt, or None. softplus: of dt. limits: of dt, or None. skip: D, or None.
+        sequences: which sequence a token belongs to, s32 [B, T], or None.
+    """
+
+    scan: ChunkScan
+    tensors: Any
+    tiles: Any
+    dt: Any
+    A: Any
+    bias: Any
+    softplus: bool
+    limits: Any
+    skip: Any
+    sequences: Any
+
+    def __post_init__(self) -> None:
+        """Its registers."""
+        self.s, self.p = tc.empty(rt[f32, CHUNK, CHUNK]), tc.empty(rt[f32, CHUNK, CHUNK])
+        self.ahead = [tc.empty(ROW) for _ in range(self.scan.scored)]
+        self.rates: list[Any] = []
+
+    def load(self, task: Any, at: At) -> None:
+        """C and B of the group, x (and z) of the heads of a task."""
+        for which, (tensor, tiles) in enumerate(zip(self.tensors, self.tiles, strict=True)):
+            if which > 1:
+                self.scan.load(tiles, tensor, task, at, columns=True)
+                continue
+            group = task.head * self.scan.heads // (self.dt.size(1) // tensor.size(1))
+            tc.load_async(tiles, tensor.at(task.batch, group, at.row, 0))
+
+    def start(self, task: Any) -> None:
+        """Of each head: A, the bias, and dt of the first chunk."""
+        self.rates = []
+        for own in range(self.scan.scored):
+            self.fetch(task, own, self.scan.at(task, 0).row)
+            where = task.head * self.scan.heads + self.scan.head(own)
+            bias = 0.0 if self.bias is None else tc.load(self.bias[where], f32)
+            self.rates.append((tc.load(self.A[where], f32) * LOG2_E, bias))
+
+    def fetch(self, task: Any, own: int, row: Any) -> None:
+        """Loads dt of a head's chunk, which is used a step later."""
+        place = self.dt.at(task.batch, task.head * self.scan.heads + self.scan.head(own), row)
+        tc.copy(self.ahead[own], tc.load(place, ROW))
+
+    def steps(self, task: Any, at: At, own: int) -> tuple[Any, Any]:
+        """Dt of a chunk's tokens, and their gates, base 2; 0 behind the last."""
+        rate, bias = self.rates[own]
+        dt = self.ahead[own] + bias
+        self.fetch(task, own, at.row + (-CHUNK if self.scan.reverse else CHUNK))
+        dt = tc.softplus(dt) if self.softplus else dt
+        dt = tc.clamp(dt, *self.limits) if self.limits else dt
+        index = tc.row_index(self.s)
+        inside = index < at.rows
+        gates = tc.maximum(dt * rate, LEAST, nan=True)
+        if self.sequences is not None:  # another than that of the token before: all is forgotten
+            mine, before = (
+                tc.load(self.sequences.at(task.batch, at.row - i), rv[s32, CHUNK]) for i in (0, 1)
+            )
+            before = tc.select(index + at.row > 0, before, mine)
+            gates = tc.select(before == mine, gates, LEAST)
+        return tc.select(inside, dt, 0.0), tc.select(inside, gates, 0.0)
+
+    def scores(self, task: Any, at: At, own: int) -> tuple[Any, ...]:
+        """`C B^T` times decays and dt, and factors of the state."""
+        if own == 0:
+            tc.mma_ABt(self.s, *self.tiles[:2], accumulate=False)
+        dt, gates = self.steps(task, at, own)
+        before, behind = tc.cumsum(gates), tc.cumsum(gates, exclusive=True, reverse=True)
+        decays = self.scan.decays(before)
+        reverse, out, into = self.scan.reverse, tc.exp2(before), tc.exp2(behind)
+        if own == 0:
+            tc.mma_wait()
+        tc.mul(self.s, decays, out=self.p)
+        tc.mul(self.p, dt if reverse else tc.to_col_vector(dt), out=self.p)
+        p = self.scan.mask(self.p)
+        return (p, into * dt, out) if reverse else (p, out, into * dt)
+
+    def result(self, task: Any, at: At, index: Any, y: Any) -> Any:
+        """Plus D x, times silu(z)."""
+        head, col = self.scan.place(task, index)
+        _, _, x, *gates = self.tiles
+        if self.skip is not None:
+            place = self.skip.at(head, col) if self.skip.rank == 2 else self.skip[head]
+            skip = tc.load(place, ROW if self.skip.rank == 2 else f32)
+            tc.fma(tc.cast(tc.load(x[index].tile.T), f32), skip, y, out=y)
+        for z in gates:
+            tc.mul(y, tc.silu(tc.cast(tc.load(z[index].tile.T), f32)), out=y)
+        return y
+
+
+@tc.kernel
+def ssd(
+    X: gl[T, "B", "H", "T", "P"], dt: gl[TD, "B", "H", "T"], A: gl[f32, "H"],
+    Bm: gl[T, "B", "G", "T", "N"], C: gl[T, "B", "G", "T", "N"], O: gl[T, "B", "H", "T", "P"],
+    low: f32, high: f32, *args, dim=64, heads=1, slices=1, stages=3, depth=2, reverse=False,
+    softplus=False, limits=False, names=(), blocks_per_sm=1, registers=(None, None), scorers=1,
+):  # fmt: skip
+    """O, and states f32 [sequences, H, P, N] before and after. G divides H, and heads H / G.
+
+    args: those of `names`: z [B, H, T, P], D f32 [H] or [H, P], bias f32 [H], sequences s32 [B, T],
+    starts s32 (cu_seqlens), before, after.
+    """
+    given = dict(zip(names, args, strict=True))
+    blocks = tc.cdiv(X.cols, CHUNK * slices)
+    starts = given.get("starts")
+    tasks = tasks_of(tc.cdiv(X.size(1), heads), X.size(0), X.rows, blocks, starts)
+    scan = ChunkScan(X.dtype, tasks, heads=heads, slices=slices, stages=stages, depth=depth,
+                     reverse=reverse, decayed=True, packed=starts is not None,
+                     blocks_per_sm=blocks_per_sm, registers=registers,
+                     scorers=scorers)  # fmt: skip
+    c, b = (scan.pipe.input(st[X.dtype, CHUNK, dim]) for _ in range(2))
+    x = scan.pipe.input(st[X.dtype, CHUNK, CHUNK], count=heads * slices)
+    tensors, tiles = [C, Bm, X], [c, b, x]
+    if "z" in given:
+        z = scan.pipe.input(st[X.dtype, CHUNK, CHUNK], count=heads * slices)
+        tensors, tiles = [*tensors, given["z"]], [*tiles, z]
+    work = Ssd(scan, tensors, tiles, dt, A, given.get("bias"), softplus,
+               (low, high) if limits else None, given.get("D"), given.get("sequences"))  # fmt: skip
+    scan.run(work, c, b, x, O, given.get("before"), given.get("after"))
