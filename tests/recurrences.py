@@ -75,3 +75,43 @@ def delta(
         s = s + k[:, t, :, None] * new
         out[:, t] = scale * (q[:, t, None] @ s)[:, 0]
     return out, s
+
+
+def gradients(
+    do: Any, q: Any, k: Any, v: Any, g: Any, state: Any, d_last: Any, scale: float
+) -> tuple[np.ndarray, ...]:
+    """Of q, k, v, g and the first S, given those of the output and of the last S; heads first."""
+    do, q, k, v, g = (np.asarray(x).astype(np.float64) for x in (do, q, k, v, g))
+    states, decay = [state.astype(np.float64)], np.exp(g)[..., None, None]
+    for t in range(q.shape[1]):
+        states.append(decay[:, t] * states[-1] + k[:, t, :, None] * v[:, t, None, :])
+    dq, dk, dv, dg = (np.zeros(x.shape) for x in (q, k, v, g))
+    ds = d_last.astype(np.float64)
+    for t in range(q.shape[1])[::-1]:
+        dq[:, t] = scale * (states[t + 1] @ do[:, t, :, None])[..., 0]
+        ds = ds + scale * q[:, t, :, None] * do[:, t, None, :]
+        dk[:, t], dv[:, t] = (ds @ v[:, t, :, None])[..., 0], (k[:, t, None] @ ds)[:, 0]
+        dg[:, t] = (ds * states[t] * decay[:, t]).sum((1, 2))
+        ds = decay[:, t] * ds
+    return dq, dk, dv, dg, ds
+
+
+def mamba(
+    x: Any, dt: Any, a: Any, b: Any, c: Any, state: Any, seq_idx: Any = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """`y_t = C_t h_t`, `h_t = exp(dt_t A) h_(t-1) + dt_t x_t B_t`, and the last h.
+
+    Args:
+        x: H x T x P. dt: H x T. a: [H]. b, c: G x T x N. state: h before, H x P x N.
+        seq_idx: [T]: where it changes h starts at 0.
+    """
+    x, dt, a, b, c = (np.asarray(y).astype(np.float64) for y in (x, dt, a, b, c))
+    b, c = (np.repeat(y, len(x) // len(y), axis=0) for y in (b, c))
+    out, h = np.zeros(x.shape), state.astype(np.float64)
+    for t in range(x.shape[1]):
+        if seq_idx is not None and t and seq_idx[t] != seq_idx[t - 1]:
+            h = np.zeros(h.shape)
+        h = np.exp(dt[:, t] * a)[:, None, None] * h
+        h = h + (dt[:, t, None] * x[:, t])[..., None] * b[:, t, None]
+        out[:, t] = (h @ c[:, t, :, None])[..., 0]
+    return out, h

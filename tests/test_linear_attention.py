@@ -42,15 +42,15 @@ def check(
     decays = np.broadcast_to(decays, (num_heads, total))
     where = np.cumsum([0, *lengths])
     limit = LIMIT if dtype is bf16 else LIMIT / 8
-    decayed = bool(np.any(decays))
+    decayed, unit = bool(np.any(decays)), 0.5 if reverse else 1.0
     for i, (a, b) in enumerate(zip(where, where[1:], strict=False)):
         exact = gated(
             q[0, :, a:b], k[0, :, a:b], v[0, :, a:b], decays[:, a:b],
-            first[i] if states else None, 0.5, reverse,
+            (first[i] / unit if states else None), 0.5, reverse,
         )  # fmt: skip
         assert_near(out[0, :, a:b], exact[0], limit)
         if states:
-            assert_near(last[i], exact[1], STATE_LIMIT if decayed else 1e-5)
+            assert_near(last[i], exact[1] * unit, STATE_LIMIT if decayed else 1e-5)
 
 
 def uniform(mean):

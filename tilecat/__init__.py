@@ -194,8 +194,11 @@ from .attention_call import attention
 from .attention_decode_call import attention_decode
 from .fft_conv_call import fft_conv
 from .kernels import epilogues, score_mods
+from .linear_attention_backward_call import simple_gla_backward
+from .linear_attention_call import lightning_attn, linear_attention, simple_gla
 from .operators import grouped_matmul, matmul
 from .scaled_operators import matmul_mxfp4, matmul_mxfp8, matmul_nvfp4
+from .ssd_call import ssd
 
 __version__ = "0.1.0"
 
@@ -294,6 +297,8 @@ __all__ = [
     "lcf",
     "lcsf",
     "left_fill",
+    "lightning_attn",
+    "linear_attention",
     "load",
     "load_async",
     "load_bulk",
@@ -367,8 +372,11 @@ __all__ = [
     "ScopeError",
     "sequence_first",
     "shared",
+    "simple_gla",
+    "simple_gla_backward",
     "snake",
     "split_k",
+    "ssd",
     "st",
     "store",
     "store_add_async",

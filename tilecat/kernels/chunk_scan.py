@@ -165,7 +165,7 @@ class ChunkScan:
 
     def run(
         self, work: Recurrence, q: Any, k: Any, v: Any, out: Any, start: Any = None,
-        end: Any = None,
+        end: Any = None, unit: Any = None,
     ) -> None:  # fmt: skip
         """Fills the holes.
 
@@ -175,6 +175,7 @@ class ChunkScan:
             v: values, 64 x 64: one a warpgroup of the state role.
             out: the output, batch x heads x tokens x columns of V.
             start, end: states before and after, f32, sequences x heads x columns of V x F, or None.
+            unit: what S is multiplied by to be such a state; None: 1.
         """
         total = tc.empty(rt[f32, CHUNK, q.kind.cols])
         sums, pipe = tc.empty(rt[f32, CHUNK, CHUNK]), self.pipe
@@ -197,7 +198,8 @@ class ChunkScan:
                 tc.fill(total, 0.0)
                 return
             head, col = self.place(task, self.state.consumer)
-            tc.copy(total, tc.load(start.at(task.sequence, head, col, 0), total.type))
+            state = tc.load(start.at(task.sequence, head, col, 0), total.type)
+            tc.copy(total, state if unit is None else state / unit)
 
         @self.state.compute
         def _(task, step):
@@ -211,7 +213,9 @@ class ChunkScan:
         def _(task):
             if end is not None:
                 head, col = self.place(task, self.state.consumer)
-                tc.store(end.at(task.sequence, head, col, 0), total)
+                tc.store(
+                    end.at(task.sequence, head, col, 0), total if unit is None else total * unit
+                )
 
         @pipe.store
         def _(task, step):

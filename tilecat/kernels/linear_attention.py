@@ -23,17 +23,21 @@ class Gated(Recurrence):
     Args:
         scan: the core. tensors, tiles: of Q, K, V. scale: of the output.
         g: gates [B, H, T], or None. gamma: gates [H], or None.
+        dots: f32 [B, H, blocks of 64 columns, T]: of O with the fourth tensor; or None.
     """
 
-    def __init__(self, scan: ChunkScan, tensors: Any, tiles: Any, scale: Any, g: Any, gamma: Any):
+    def __init__(
+        self, scan: ChunkScan, tensors: Any, tiles: Any, scale: Any, g: Any, gamma: Any, dots: Any
+    ):
         self.scan, self.tensors, self.tiles, self.scale = scan, tensors, tiles, scale
+        self.dots = dots
         self.g, self.gamma, self.s = g, gamma, tc.empty(rt[f32, CHUNK, CHUNK])
         self.ahead = [tc.empty(ROW) for _ in range(scan.scored if g is not None else 0)]
 
     def load(self, task: Any, at: At) -> None:
         """Q, K and V of the heads of a task."""
         for tensor, tiles in zip(self.tensors, self.tiles, strict=True):
-            self.scan.load(tiles, tensor, task, at, columns=tiles is self.tiles[2])
+            self.scan.load(tiles, tensor, task, at, columns=tiles not in self.tiles[:2])
 
     def start(self, task: Any) -> None:
         """Gates of the first chunk; gates of heads."""
@@ -60,7 +64,7 @@ class Gated(Recurrence):
 
     def scores(self, task: Any, at: At, own: int) -> tuple[Any, ...]:
         """`Q K^T` times decays, and those to and from the ends of the chunk."""
-        (q, k, _), s, head = self.tiles, self.s, self.scan.head(own)
+        (q, k, *_), s, head = self.tiles, self.s, self.scan.head(own)
         tc.mma_ABt(s, q[head], k[head], accumulate=False)
         if not self.scan.decayed:
             tc.mma_wait()
@@ -73,34 +77,45 @@ class Gated(Recurrence):
         return self.scan.mask(tc.mul(s, decays, out=s)), tc.exp2(a), tc.exp2(b)
 
     def result(self, task: Any, at: At, index: Any, y: Any) -> Any:
-        """Times the scale."""
-        return tc.mul(y, self.scale, out=y)
+        """Times the scale; before it is rounded, its products with another tensor."""
+        tc.mul(y, self.scale, out=y)
+        if self.dots is not None:
+            head, col = self.scan.place(task, index)
+            other = tc.cast(tc.load(self.tiles[3][index].tile.T), f32)
+            rows = self.dots[:, :, :, : task.last]
+            tc.store(rows.at(task.batch, head, col // CHUNK, at.row), tc.col_sum(y * other))
+        return y
 
 
 @tc.kernel
 def linear_attention(
     Q: gl[T, "B", "H", "T", "K"], K: gl[T, "B", "H", "T", "K"], V: gl[T, "B", "H", "T", "V"],
     O: gl[T, "B", "H", "T", "V"], scale: f32, *args, dim=64, heads=1, slices=1, stages=3, depth=2,
-    reverse=False, g=False, gamma=False, packed=False, start=False, end=False, blocks_per_sm=1,
-    registers=(None, None), scorers=1,
+    reverse=False, g=False, gamma=False, dots=False, packed=False, start=False, end=False,
+    blocks_per_sm=1, registers=(None, None), scorers=1,
 ):  # fmt: skip
-    """O, and states f32 [sequences, H, K, V] before and after.
+    """O, and states f32 [sequences, H, K, V] before and after; of a reversed scan over the scale.
 
-    args: g f32 [B, H, T], gamma f32 [H], cu_seqlens s32, states before and after; where wanted.
+    args: g f32 [B, H, T]; gamma f32 [H]; a tensor like O and f32 [B, H, V / 64, T], their products
+    with O summed over 64 columns; cu_seqlens s32; states before and after: those that are wanted.
     """
     args = list(args)
-    gates, gammas, starts, *states = (
-        args.pop(0) if wanted else None for wanted in (g, gamma, packed, start, end)
-    )
+    gates, gammas, other, products, starts, *states = (
+        args.pop(0) if wanted else None
+        for wanted in (g, gamma, dots, dots, packed, start, end)
+    )  # fmt: skip
     blocks = tc.cdiv(V.cols, CHUNK * slices)
     tasks = tasks_of(tc.cdiv(Q.size(1), heads), Q.size(0), Q.rows, blocks, starts)
     scan = ChunkScan(Q.dtype, tasks, heads=heads, slices=slices, stages=stages, depth=depth,
                      reverse=reverse, decayed=g or gamma, packed=packed,
                      blocks_per_sm=blocks_per_sm, registers=registers,
                      scorers=scorers)  # fmt: skip
-    q = scan.pipe.input(st[Q.dtype, CHUNK, dim], count=heads)
-    k = scan.pipe.input(st[Q.dtype, CHUNK, dim], count=heads)
+    q, k = (scan.pipe.input(st[Q.dtype, CHUNK, dim], count=heads) for _ in range(2))
     v = scan.pipe.input(st[Q.dtype, CHUNK, CHUNK], count=heads * slices)
-    work = Gated(scan, (Q, K, V), (q, k, v), scale, gates, gammas)
+    tensors, tiles = [Q, K, V], [q, k, v]
+    if dots:
+        tensors.append(other)
+        tiles.append(scan.pipe.input(st[Q.dtype, CHUNK, CHUNK], count=heads * slices))
+    work = Gated(scan, tensors, tiles, scale, gates, gammas, products)
     turned = [None if x is None else x.permute(0, 1, 3, 2) for x in states]
-    scan.run(work, q, k, v, O, *turned)
+    scan.run(work, q, k, v, O, *turned, unit=scale if reverse else None)

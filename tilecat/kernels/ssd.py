@@ -74,7 +74,8 @@ class Ssd(Recurrence):
         dt = self.ahead[own] + bias
         self.fetch(task, own, at.row + (-CHUNK if self.scan.reverse else CHUNK))
         dt = tc.softplus(dt) if self.softplus else dt
-        dt = tc.clamp(dt, *self.limits) if self.limits else dt
+        if self.limits:
+            dt = tc.minimum(tc.maximum(dt, self.limits[0], nan=True), self.limits[1], nan=True)
         index = tc.row_index(self.s)
         inside = index < at.rows
         gates = tc.maximum(dt * rate, LEAST, nan=True)

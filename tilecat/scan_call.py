@@ -1,0 +1,204 @@
+"""What calls of linear recurrences share: arrays checked, and the shape of the kernel chosen."""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from .arch import ARCHS, DEFAULT_TARGET
+from .attention_backward_ready import Launch, remember
+from .attention_call import is_short
+from .errors import DTypeError, LayoutError, ResourceError
+from .kernels.chunk_scan import CHUNK
+from .operators import num_sms
+from .runtime.arrays import ArrayView, tma_ok, view
+
+HALVES = ("bf16", "f16")
+FEATURES = (32, 64, 96, 128, 192, 256)  # columns of tiles of features
+TILE_BYTES = 2 * CHUNK * CHUNK  # of 64 tokens and 64 columns
+DEPTH = 2  # of the rings of scores and of outputs
+MAX_STAGES = 6
+BESIDE = 4096  # bytes of shared memory: factors, barriers, scratch, alignment
+FULL = 0.66  # of the SMs: fewer CTAs cannot take all of the memory's rate
+# Registers of the score role and of two warpgroups of the state role: what ptxas 13.5 needs for up
+# to 128 features (docs/design/chunk-scan.md); together with the producer's all there are.
+REGISTERS = (96, 192)
+
+
+def check(
+    name: str, what: str, value: Any, shape: tuple[int, ...], dtypes: tuple[str, ...], axes: str
+) -> ArrayView:
+    """The view of an array of that shape and one of those dtypes.
+
+    Raises:
+        LayoutError: another shape. DTypeError: another dtype, or no array.
+    """
+    try:
+        array = view(value)
+    except DTypeError as error:
+        raise DTypeError(f"{name}: {what}: {error.message}", hint=error.hint) from None
+    if tuple(array.shape) != shape:
+        raise LayoutError(f"{name}: {what} is {axes} = {shape} here, got {tuple(array.shape)}")
+    if array.dtype not in dtypes:
+        raise DTypeError(f"{name}: {what} is {' or '.join(dtypes)}, got {array.dtype}")
+    return array
+
+
+def check_rank(name: str, what: str, value: Any, axes: str) -> ArrayView:
+    """The view of an array of 16-bit floats with 4 axes.
+
+    Raises:
+        LayoutError: other axes. DTypeError: another dtype, or no array.
+    """
+    try:
+        array = view(value)
+    except DTypeError as error:
+        raise DTypeError(f"{name}: {what}: {error.message}", hint=error.hint) from None
+    if len(array.shape) != 4:
+        raise LayoutError(f"{name}: {what} is {axes}, got the shape {tuple(array.shape)}")
+    if array.dtype not in HALVES:
+        raise DTypeError(f"{name}: {what} is {' or '.join(HALVES)}, got {array.dtype}")
+    return array
+
+
+def check_number(name: str, what: str, value: Any) -> float:
+    """A finite number.
+
+    Raises:
+        LayoutError: it is none.
+    """
+    number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+    if not number or not math.isfinite(value):
+        raise LayoutError(f"{name}: {what} is a finite number, got {value!r}")
+    return float(value)
+
+
+def check_features(name: str, what: str, count: int) -> int:
+    """Columns of the tile that holds so many features.
+
+    Raises:
+        LayoutError: there is none.
+    """
+    found = next((d for d in FEATURES if d >= count >= 1), None)
+    if found is None:
+        raise LayoutError(
+            f"{name}: {what} is 1 to {FEATURES[-1]}, computed in tiles of "
+            f"{', '.join(map(str, FEATURES))} columns, got {count}"
+        )
+    return found
+
+
+def check_starts(name: str, starts: Any, batch: int, length: int) -> int:
+    """How many sequences a packed batch has; without `starts` the batch.
+
+    Raises:
+        LayoutError: several batch entries, or (in CPU memory) offsets that do not ascend from 0 to
+            the number of tokens. DTypeError: other than s32.
+    """
+    if starts is None:
+        return batch
+    shape = tuple(getattr(starts, "shape", ()))
+    if len(shape) != 1 or shape[0] < 1:
+        raise LayoutError(
+            f"{name}: cu_seqlens has one axis, one longer than there are sequences, got {starts!r}"
+        )
+    array = check(name, "cu_seqlens", starts, shape, ("s32",), "sequences + 1")
+    if batch != 1:
+        raise LayoutError(
+            f"{name}: with cu_seqlens all sequences lie in one batch entry, got {batch}",
+            hint="x.reshape(1, batch * length, ...)",
+        )
+    if array.device == "cpu":
+        values = np.asarray(starts)
+        if values[0] != 0 or (np.diff(values) < 0).any() or values[-1] != length:
+            raise LayoutError(
+                f"{name}: cu_seqlens ascends from 0 to the {length} tokens there are, got "
+                f"{reprlib.repr(values.tolist())}"
+            )
+    return shape[0] - 1
+
+
+def check_devices(name: str, arrays: dict[str, Any]) -> None:
+    """Refuses arrays on several devices.
+
+    Raises:
+        ResourceError: they are.
+    """
+    views = {what: view(x) for what, x in arrays.items() if x is not None}
+    if len({x.device for x in views.values()}) > 1:
+        shown = ", ".join(f"{what} on {x.device}" for what, x in views.items())
+        raise ResourceError(f"{name}: arrays are on one device, got {shown}",
+                            hint="move them with .to(device)")  # fmt: skip
+
+
+def plan(
+    like: Any, tensors: tuple[Any, ...], features: int, columns: int, heads: tuple[int, int],
+    *, shared: bool = False, more: int = 0, eased: bool = False,
+) -> dict[str, Any]:  # fmt: skip
+    """Parameters of a kernel: heads and slices of 64 columns of a CTA, stages, registers.
+
+    Args:
+        like: an array, for the device.
+        tensors: all that the kernel takes. Where TMA does not reach one, a warpgroup copies,
+            another stores, and a third would have too few registers.
+        features: columns of tiles of features.
+        columns: of V.
+        heads: sequences, and heads of each (of a group, where they share features).
+        shared: whether heads share features.
+        more: further inputs like V.
+        eased: two warpgroups of the state role had too few registers.
+    """
+    sequences, of_each = heads
+    blocks, units = -(-columns // CHUNK), sequences * of_each
+    enough = FULL * num_sms(view(like).device)
+    count, slices = 1, 1
+    if features <= 128 and not eased and all(reached(x) for x in tensors):
+        if blocks > 1 and units * -(-blocks // 2) >= enough:
+            slices = 2
+        elif blocks == 1 and of_each % 2 == 0 and units // 2 >= enough:
+            count = 2
+    stage = (1 if shared else count) * 2 * CHUNK * 2 * features
+    stage += (1 + more) * count * slices * TILE_BYTES
+    beside = DEPTH * (count + count * slices) * TILE_BYTES + BESIDE
+    arch = next(arch for arch in ARCHS if arch.target == DEFAULT_TARGET)
+    room = arch.limit("shared_bytes_per_cta") - beside
+    return {
+        "dim": features, "heads": count, "slices": slices,
+        "stages": max(1, min(MAX_STAGES, room // stage)),
+        "registers": REGISTERS if count * slices > 1 else (None, None),
+    }  # fmt: skip
+
+
+def reached(x: Any) -> bool:
+    """Whether TMA reaches an array."""
+    array = view(x)
+    axes = sorted(range(len(array.shape)), key=lambda axis: (array.strides[axis], -axis))
+    return tma_ok(array, tuple(axes)) is None
+
+
+def run(
+    key: Any, given: tuple[Any, ...], made: tuple[Any, ...], makers: list[Callable[[], Any]],
+    launches: Callable[[bool], tuple[Launch, ...]],
+) -> None:  # fmt: skip
+    """Launches, and remembers how.
+
+    Args:
+        key, given, made, makers: see `attention_backward_ready.remember`.
+        launches: kernels, with plans that are eased or not.
+    """
+    try:
+        chosen = launches(False)
+        for launch in chosen:
+            launch.run()
+    except ResourceError as error:
+        if not is_short(error):
+            raise
+        chosen = launches(True)
+        for launch in chosen:
+            launch.run()
+    if key is not None:
+        remember(key, given, tuple(makers), made, chosen)

@@ -1,0 +1,187 @@
+"""Calls of Mamba-2's recurrence."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .attention_backward_ready import Launch, again
+from .attention_ready import key_of
+from .errors import LayoutError
+from .kernels.ssd import ssd as kernel
+from .linear_attention_call import turned
+from .runtime.arrays import allocator, view
+from .scan_call import check, check_devices, check_features, check_rank, check_starts, plan, run
+
+HALVES_AND_SINGLE = ("f32", "bf16", "f16")
+NO_LIMIT = (0.0, math.inf)
+
+
+def ssd(
+    x: Any, dt: Any, A: Any, B: Any, C: Any, chunk_size: int = 64, D: Any = None, z: Any = None,
+    dt_bias: Any = None, initial_states: Any = None, seq_idx: Any = None, cu_seqlens: Any = None,
+    dt_softplus: bool = False, dt_limit: tuple[float, float] = NO_LIMIT,
+    return_final_states: bool = False,
+) -> Any:  # fmt: skip
+    """Mamba-2: `y_t = C_t h_t + D x_t`, `h_t = exp(dt_t A) h_(t-1) + dt_t x_t B_t` of each head.
+
+    dt is `clamp(dt + dt_bias)` or, with dt_softplus, `clamp(softplus(dt + dt_bias))`.
+
+    Args:
+        x: batch x length x heads x P, bf16 or f16, any strides.
+        dt: batch x length x heads, f32, bf16 or f16.
+        A: f32 [heads], negative (in CPU memory that is checked).
+        B, C: batch x length x groups x N; groups divide heads, N is at most 256, computed as the
+            next of 32, 64, 96, 128, 192 and 256.
+        chunk_size: of other implementations; here 64 always.
+        D: f32 [heads] or [heads, P], or None.
+        z: as x: the output is multiplied by silu(z); or None.
+        dt_bias: f32 [heads], or None.
+        initial_states: f32 [sequences, heads, P, N]: h before the first token; None: 0.
+        seq_idx: s32 batch x length: where it changes from one token to the next, h starts at 0.
+        cu_seqlens: s32 [sequences + 1]: where sequences begin, from 0 to the length; then the batch
+            is 1. (In CUDA memory it is not read before the launch.)
+        dt_softplus: see above.
+        dt_limit: what dt is clamped to.
+        return_final_states: also give h after the last token.
+
+    Returns:
+        y as x, contiguous; or (y, states f32 [sequences, heads, P, N]). CUDA arrays run on the GPU
+        on the current stream, without waiting; NumPy arrays and CPU tensors on the PTX machine.
+
+    Raises:
+        LayoutError: shapes that do not fit, groups that do not divide heads, an N that has no tile.
+        DTypeError: dtypes other than those above. ResourceError: arrays on two devices, no GPU.
+
+    Source: Dao and Gu, Transformers are SSMs (2024); arguments of mamba_ssm's
+    `mamba_chunk_scan_combined`.
+
+    Example: `y = tc.ssd(x, dt, A, B, C, D=D, dt_bias=bias, dt_softplus=True)`
+    """
+    arrays = x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, cu_seqlens
+    options = (bool(dt_softplus), _limit(dt_limit), bool(return_final_states))
+    if isinstance(chunk_size, bool) or not isinstance(chunk_size, int) or chunk_size < 1:
+        raise LayoutError(f"ssd: chunk_size is an int from 1 up, got {chunk_size!r}")
+    key = key_of(arrays, ("ssd", *options))
+    given = tuple(a for a in arrays if a is not None)
+    made = again(key, given) or _run(key, given, _Call(*arrays, *options))
+    return (made[0], made[1]) if return_final_states else made[0]
+
+
+def _limit(given: Any) -> tuple[float, float]:
+    """Both ends.
+
+    Raises:
+        LayoutError: no two ascending numbers.
+    """
+    numbers = isinstance(given, tuple | list) and [
+        x for x in given if isinstance(x, int | float) and not isinstance(x, bool)
+    ]
+    if not numbers or not len(numbers) == len(given) == 2 or not given[0] <= given[1]:
+        raise LayoutError(
+            f"ssd: dt_limit is two ascending numbers, got {given!r}", hint="(0.0, float('inf'))"
+        )
+    return float(given[0]), float(given[1])
+
+
+@dataclass(eq=False)
+class _Call:
+    """The arguments of a call."""
+
+    x: Any
+    dt: Any
+    A: Any
+    B: Any
+    C: Any
+    D: Any
+    z: Any
+    bias: Any
+    states: Any
+    seq_idx: Any
+    starts: Any
+    softplus: bool
+    limit: tuple[float, float]
+    wants_states: bool
+
+    def check(self) -> tuple[int, int]:
+        """Sequences and groups.
+
+        Raises:
+            LayoutError: axes that do not fit, groups that do not divide heads, an N without a tile.
+            DTypeError: other dtypes. ResourceError: several devices.
+        """
+        array = check_rank("ssd", "x", self.x, "batch x length x heads x P")
+        batch, length, heads, dim = array.shape
+        state = check_rank("ssd", "B", self.B, "batch x length x groups x N")
+        groups, size = state.shape[2:]
+        check_features("ssd", "N, the state size,", size)
+        if groups < 1 or heads % groups:
+            raise LayoutError(
+                f"ssd: the groups of B and C divide the heads of x, got {groups} and {heads}"
+            )
+        sequences, halves = check_starts("ssd", self.starts, batch, length), (array.dtype,)
+        for name in ("B", "C"):
+            wanted = (batch, length, groups, size)
+            check("ssd", name, getattr(self, name), wanted, halves, "batch x length x groups x N")
+        rows = batch, length, heads
+        check("ssd", "dt", self.dt, rows, HALVES_AND_SINGLE, "batch x length x heads")
+        rates = check("ssd", "A", self.A, (heads,), ("f32",), "[heads]")
+        if rates.device == "cpu" and (np.asarray(rates.array) > 0).any():
+            raise LayoutError(f"ssd: A is negative, got {float(np.asarray(rates.array).max())}",
+                              hint="A = -exp(A_log)")  # fmt: skip
+        skip = (heads, dim) if self.D is not None and len(view(self.D).shape) == 2 else (heads,)
+        for what, value, wanted, dtypes, axes in (
+            ("D", self.D, skip, ("f32",), "[heads] or [heads, P]"),
+            ("z", self.z, tuple(array.shape), halves, "x's shape"),
+            ("dt_bias", self.bias, (heads,), ("f32",), "[heads]"),
+            ("initial_states", self.states, (sequences, heads, dim, size), ("f32",),
+             "sequences x heads x P x N"),
+            ("seq_idx", self.seq_idx, (batch, length), ("s32",), "batch x length"),
+        ):  # fmt: skip
+            if value is not None:
+                check("ssd", what, value, wanted, dtypes, axes)
+        names = ("x", "dt", "A", "B", "C", "D", "z", "bias", "states", "seq_idx", "starts")
+        check_devices("ssd", {name: getattr(self, name) for name in names})
+        return sequences, groups
+
+    def launch(
+        self, out: Any, after: Any, sequences: int, groups: int, eased: bool
+    ) -> Launch:
+        """The scan."""
+        batch, length, heads, dim = view(self.x).shape
+        z = None if self.z is None else turned(self.z)
+        more = {"z": z, "D": self.D, "bias": self.bias, "sequences": self.seq_idx,
+                "starts": self.starts, "before": self.states, "after": after}  # fmt: skip
+        more = {name: x for name, x in more.items() if x is not None}
+        tensors = (turned(self.x), turned(self.dt), self.A, turned(self.B), turned(self.C),
+                   turned(out))  # fmt: skip
+        params = plan(
+            self.x, (*tensors, *more.values()), check_features("ssd", "N", view(self.B).shape[3]),
+            dim, (sequences * groups, heads // groups), shared=True, more=int(z is not None),
+            eased=eased,
+        )  # fmt: skip
+        limits = not (self.softplus and self.limit == NO_LIMIT)
+        wanted = {"softplus": self.softplus, "limits": limits, "names": tuple(more)}
+        return Launch(kernel, tensors, (*self.limit, *more.values()), {**wanted, **params})
+
+
+def _run(key: Any, given: tuple[Any, ...], call: _Call) -> tuple[Any, ...]:
+    sequences, groups = call.check()
+    batch, length, heads, dim = shape = tuple(view(call.x).shape)
+    size = view(call.B).shape[3]
+    makers = [allocator(call.x, shape, view(call.x).dtype)]
+    if call.wants_states:
+        makers.append(allocator(call.x, (sequences, heads, dim, size), "f32"))
+    made = tuple(make() for make in makers)
+    if 0 in shape or sequences == 0:
+        made[0][...] = 0
+        for states in made[1:]:
+            states[...] = 0 if call.states is None else call.states
+        return made
+    after = made[1] if call.wants_states else None
+    run(key, given, made, makers,
+        lambda eased: (call.launch(made[0], after, sequences, groups, eased),))  # fmt: skip
+    return made
