@@ -65,17 +65,10 @@ def attention_backward(
     starts = None if cu_seqlens_q is cu_seqlens_k is None else (cu_seqlens_q, cu_seqlens_k)
     options = Options(causal, window, scale, softcap, bias, mask_mod, score_mod, None, starts)
     given = (dout, q, k, v, out, lse)
-<<<<<<< HEAD
     key = key_of(given, (kernel, bool(deterministic), causal, window, scale, softcap, bias,
                          mask_mod, score_mod, starts))  # fmt: skip
     made = again(key, given) or _run(key, given, options, bool(deterministic))
     return made[0], made[1], made[2]
-=======
-    key = options.key(*given)
-    key = None if key is None else (bool(deterministic), *key)
-    dq, dk, dv, *_ = again(key, given) or _run(key, given, options, bool(deterministic))
-    return dq, dk, dv
->>>>>>> 650b8b3 (Linear attention, simple GLA, lightning attention and Mamba-2 as functions; gradients by three scans)
 
 
 def _run(
