@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from .attention_backward_ready import Launch, again
 from .errors import LayoutError
 from .kernels.chunk_scan import CHUNK
 from .kernels.gate_gradients import gate_gradients
 from .linear_attention_call import Call, turned
+from .ready import Launch, again
 from .runtime.arrays import allocator, view
 from .scan_call import check, run
 

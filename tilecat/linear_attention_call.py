@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from .attention_backward_ready import Launch, again
-from .attention_ready import key_of
 from .errors import LayoutError
 from .kernels.linear_attention import linear_attention as kernel
+from .ready import Launch, again, key_of
 from .runtime.arrays import allocator, view
 from .scan_call import (
     check,

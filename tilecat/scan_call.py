@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from .arch import ARCHS, DEFAULT_TARGET
-from .attention_backward_ready import Launch, remember
 from .attention_call import is_short
 from .errors import DTypeError, LayoutError, ResourceError
 from .kernels.chunk_scan import CHUNK
 from .operators import num_sms
+from .ready import Launch, remember
 from .runtime.arrays import ArrayView, tma_ok, view
 
 HALVES = ("bf16", "f16")
@@ -187,7 +187,7 @@ def run(
     """Launches, and remembers how.
 
     Args:
-        key, given, made, makers: see `attention_backward_ready.remember`.
+        key, given, made, makers: see `ready.remember`.
         launches: kernels, with plans that are eased or not.
     """
     try:

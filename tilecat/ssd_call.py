@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from .attention_backward_ready import Launch, again
-from .attention_ready import key_of
 from .errors import LayoutError
 from .kernels.ssd import ssd as kernel
 from .linear_attention_call import turned
+from .ready import Launch, again, key_of
 from .runtime.arrays import allocator, view
 from .scan_call import check, check_devices, check_features, check_rank, check_starts, plan, run
 
