@@ -132,7 +132,7 @@ class _Call:
             raise LayoutError(f"ssd: A is negative, got {float(np.asarray(rates.array).max())}",
                               hint="A = -exp(A_log)")  # fmt: skip
         skip = (heads, dim) if self.D is not None and len(view(self.D).shape) == 2 else (heads,)
-        for what, value, wanted, dtypes, axes in (
+        for what, value, extents, dtypes, axes in (
             ("D", self.D, skip, ("f32",), "[heads] or [heads, P]"),
             ("z", self.z, tuple(array.shape), halves, "x's shape"),
             ("dt_bias", self.bias, (heads,), ("f32",), "[heads]"),
@@ -141,7 +141,7 @@ class _Call:
             ("seq_idx", self.seq_idx, (batch, length), ("s32",), "batch x length"),
         ):  # fmt: skip
             if value is not None:
-                check("ssd", what, value, wanted, dtypes, axes)
+                check("ssd", what, value, extents, dtypes, axes)
         names = ("x", "dt", "A", "B", "C", "D", "z", "bias", "states", "seq_idx", "starts")
         check_devices("ssd", {name: getattr(self, name) for name in names})
         return sequences, groups
