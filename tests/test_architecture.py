@@ -52,6 +52,7 @@ LAYERS = (
     ("gemm_ready", "operators", "scaled_operators"),
     ("ready", "attention_choice", "attention_options", "attention_call"),
     ("attention_backward_call", "attention_decode_call"),
+    ("scan_call", "linear_attention_call", "linear_attention_backward_call", "ssd_call"),
     ("fft_plans", "fft_tables", "fft_spectra", "fft_conv_call"),
     ("testing",),
     ("bench", "torch", "tune"),

@@ -6,14 +6,15 @@ from .frame import Example, Family, run
 from .maps import COMPLEX, MAPS, MASKS, PRODUCTS, REDUCTIONS
 from .memory import COPIES, TMA, VIEWS
 from .pipelines import ESCAPE, OPERATORS, PIPELINES
+from .recurrences import RECURRENCES
 from .scans import NARROW, SCANS
 from .synchronisation import CLUSTERS, SYNCHRONISATION
 from .tensor import TENSOR
 
 FAMILIES: tuple[Family, ...] = (
     BASICS, TYPES, CONTROL, MAPS, MASKS, REDUCTIONS, SCANS, NARROW, PRODUCTS, COMPLEX, COPIES, TMA,
-    VIEWS, SYNCHRONISATION, CLUSTERS, TENSOR, PIPELINES, ESCAPE, OPERATORS, FORMATS,
-    ERRORS,
+    VIEWS, SYNCHRONISATION, CLUSTERS, TENSOR, PIPELINES, ESCAPE, OPERATORS, RECURRENCES,
+    FORMATS, ERRORS,
 )  # fmt: skip
 
 __all__ = ["FAMILIES", "Example", "Family", "run"]

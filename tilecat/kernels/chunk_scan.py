@@ -213,18 +213,12 @@ class ChunkScan:
         def _(task):
             if end is not None:
                 head, col = self.place(task, self.state.consumer)
-                tc.store(
-                    end.at(task.sequence, head, col, 0), total if unit is None else total * unit
-                )
+                state = total if unit is None else total * unit
+                tc.store(end.at(task.sequence, head, col, 0), state)
 
         @pipe.store
         def _(task, step):
-            at = self.at(task, step)
-            for index in range(self.heads * self.slices):
-                head, col = self.place(task, index)
-                to = out.at(task.batch, head, at.row, col)
-                with tc.when(at.rows == CHUNK) if self.packed else nullcontext():
-                    tc.store_async(to, self.y[index])
+            self._store(task, self.at(task, step), out)
 
     def _scores(self, work: Recurrence, task: Any, at: At) -> None:
         """Score role: P, a and b of a chunk of each head."""
@@ -278,6 +272,14 @@ class ChunkScan:
         if self.packed:  # by TMA it would write tokens of the next sequence
             self._store_part(place, made, out)
         tc.mma_wait()
+
+    def _store(self, task: Any, at: At, out: Any) -> None:
+        """The storing thread: a whole chunk; of packed sequences the last may be none."""
+        for index in range(self.heads * self.slices):
+            head, col = self.place(task, index)
+            to = out.at(task.batch, head, at.row, col)
+            with tc.when(at.rows == CHUNK) if self.packed else nullcontext():
+                tc.store_async(to, self.y[index])
 
     def _store_part(self, place: Any, y: Any, out: Any) -> None:
         """State role: a chunk that is not whole."""
