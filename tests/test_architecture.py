@@ -54,6 +54,7 @@ LAYERS = (
     ("attention_backward_call", "attention_decode_call"),
     ("scan_call", "linear_attention_call", "linear_attention_backward_call", "ssd_call"),
     ("fft_plans", "fft_tables", "fft_spectra", "fft_conv_call"),
+    ("fft_conv_backward_call",),
     ("testing",),
     ("bench", "torch", "tune"),
     ("cli",),

@@ -192,6 +192,7 @@ from .tiles import gl, inout, rt, rv, sc, st, sv, tt
 from .attention_backward_call import attention_backward
 from .attention_call import attention
 from .attention_decode_call import attention_decode
+from .fft_conv_backward_call import fft_conv_backward
 from .fft_conv_call import fft_conv
 from .kernels import epilogues, score_mods
 from .linear_attention_backward_call import simple_gla_backward
@@ -275,6 +276,7 @@ __all__ = [
     "fence",
     "fence_async",
     "fft_conv",
+    "fft_conv_backward",
     "fill",
     "formats",
     "free_tmem",

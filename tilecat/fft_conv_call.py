@@ -112,14 +112,18 @@ def convolve(plan: Plan, u: Any, spectrum: Any, in_gate: Any = None, out_gate: A
     batch, channels, length = view(u).shape
     out = empty(u, (batch, channels, plan.whole(length)), view(u).dtype)
     shape = (batch, channels, plan.whole(length) // plan.cols, plan.cols)
-    made = [_rows(x, shape) for x in (u, in_gate, out_gate) if x is not None]
+    made = [rows_of(x, shape) for x in (u, in_gate, out_gate) if x is not None]
     tables = tables_of(plan, u, view(spectrum).dtype)
     arguments = (made[0], spectrum, *tables, out.reshape(shape), *made[1:])
     gates = {"in_gate": in_gate is not None, "out_gate": out_gate is not None}
     if batch and channels:
         kernel = fft_conv_64 if plan.rows == 64 else fft_conv_32
         kernel(*arguments, causal=plan.weighted, **gates, **params_of(plan, **gates))
-    return out if plan.whole(length) == length else out[..., :length]
+    if plan.whole(length) == length:
+        return out
+    short = empty(u, (batch, channels, length), view(u).dtype)
+    short[...] = out[..., :length]
+    return short
 
 
 def params_of(plan: Plan, *, in_gate: bool, out_gate: bool) -> dict[str, Any]:
@@ -132,7 +136,7 @@ def params_of(plan: Plan, *, in_gate: bool, out_gate: bool) -> dict[str, Any]:
     return {"cols": 64, "consumers": 2, "stages": 1 if gated else 2}
 
 
-def _rows(x: Any, shape: tuple[int, ...]) -> Any:
+def rows_of(x: Any, shape: tuple[int, ...]) -> Any:
     """Sequences as matrices of rows: a view, or a copy with zeros behind them."""
     array = view(x)
     batch, channels, rows, cols = shape

@@ -6,6 +6,7 @@ change. Products need it as the kernels' tiles lie.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import weakref
@@ -150,6 +151,38 @@ def _as_tiles(plan: Plan, spectrum: Any) -> Any:
         library = sys.modules["torch"] if not isinstance(laid, np.ndarray) else np
         laid = library.concatenate([laid, library.zeros_like(laid[:1])])
     return laid.reshape(-1, 2, plan.rows, plan.cols)
+
+
+def filter_from(plan: Plan, sums: Any, channels: int, taps: int) -> Any:
+    """A filter's gradient, f32 C x taps, of products of unitary spectra as tiles have them.
+
+    Args:
+        plan: of the transforms.
+        sums: f32, [C or pairs of channels, consumers, 2, 64, cols]: to be added.
+        channels: C.
+        taps: elements of the filter.
+    """
+    torch = _torch(sums)
+    with contextlib.nullcontext() if torch is None else torch.no_grad():
+        total = sums.sum(1)
+        if plan.rows == fft_tables.SHORT:
+            total = fft_tables.ungrouped(total, plan.rows)
+            total = total.swapaxes(1, 2).reshape(-1, 2, plan.rows, plan.cols)[:channels]
+        if torch is None:
+            made = total[:, 0].astype(np.float64) + 1j * total[:, 1]
+        else:
+            made = torch.complex(total[:, 0].contiguous(), total[:, 1].contiguous())
+        spectrum = made.swapaxes(1, 2).reshape(channels, plan.length)
+        found = (np if torch is None else torch).fft.ifft(spectrum) * plan.length
+        if plan.weighted:
+            back = fft_tables.weight(np.arange(plan.length), plan.length, True)
+            found = found * (back if torch is None else _weights(plan, sums.device)).conj()
+        out = found.real.astype(np.float32) if torch is None else found.real
+        (whole, _), *rest = _filter_parts(plan, taps)
+        gradient = out[:, whole].copy() if torch is None else out[:, whole].clone()
+        for there, here in rest:
+            gradient[:, here] += out[:, there]
+        return gradient
 
 
 @functools.lru_cache(maxsize=64)

@@ -68,3 +68,10 @@ def grouped(pair: Array, rows: int) -> Array:
     *outer, two, _, cols = pair.shape
     split = pair.reshape(*outer, two, rows // GROUP, GROUP, cols).swapaxes(-4, -3)
     return split.reshape(*outer, two * rows, cols)
+
+
+def ungrouped(tiles: Array, rows: int) -> Array:
+    """The two matrices whose rows `grouped` has in turn: [..., 2 rows, n] to [..., 2, rows, n]."""
+    *outer, _, cols = tiles.shape
+    split = tiles.reshape(*outer, rows // GROUP, 2, GROUP, cols).swapaxes(-4, -3)
+    return split.reshape(*outer, 2, rows, cols)

@@ -145,17 +145,9 @@ def projected(X: gl[bf16, "M", 64], W: gl[bf16, 64, 64], Y: gl[bf16, "M", 64]):
 
     pipe.setup(lambda: tc.load_async(w, W[0, 0]))    # once, for all tasks of the CTA
 
-    @pipe.load
-    def _(task, step):
-        tc.load_async(x, X[task.row, 0])
-
-    @pipe.compute
-    def _(task, step):
-        tc.mma_AB(acc, x, w)
-
-    @pipe.finish
-    def _(task):
-        y.store(Y[task.row, 0], acc)
+    pipe.load(lambda task, step: tc.load_async(x, X[task.row, 0]))
+    pipe.compute(lambda task, step: tc.mma_AB(acc, x, w))
+    pipe.finish(lambda task: y.store(Y[task.row, 0], acc))
 
 x, w = np.ones((200, 64), bf16.numpy), np.eye(64, dtype=bf16.numpy)
 y = np.zeros_like(x)
@@ -417,7 +409,7 @@ OPERATORS = Family(
     ("matmul", "epilogues", *(f"epilogues.{name}" for name in READY),
      *(f"at.{name}" for name in ("tile", "row_vector", "col_vector", "scalar")),
      "grouped_matmul", "attention", "attention_decode", "attention_backward", "fft_conv",
-     "score_mods",
+     "fft_conv_backward", "score_mods",
      *(f"score_mods.{name}" for name in SCORE_MODS),
      *(f"scores_at.{name}" for name in ("queries", "keys", *OF_SCORES))),
     (
@@ -463,9 +455,12 @@ y = tc.attention_decode(q, *pools, cache_seqlens=lengths, block_table=pages)
 keys, values = (x[[1, 4]].reshape(32, 2, 32)[:17, 1].astype(float) for x in pools)
 weights = np.exp(q[1, 0, 3].astype(float) @ keys.T / 32**0.5)
 """, ("np.allclose(y[1, 0, 3], weights @ values / weights.sum(), atol=2**-7)",)),
-        E("fft_conv", "u, k = np.ones((2, 3, 100), np.float16), np.full((3, 2), 0.5, np.float32)\n"
-          "y = tc.fft_conv(u, k)  # causal: the first has none before it",
-          "np.allclose(y[..., 1:], 1, atol=2e-3) and abs(y[..., 0] - 0.5).max() < 2e-3"),
+        E("fft_conv fft_conv_backward",
+          "u, k = np.ones((2, 3, 100), np.float16), np.full((3, 2), 0.5, np.float32)\n"
+          "y = tc.fft_conv(u, k)  # causal: the first has none before it\n"
+          "du, dk, _, _ = tc.fft_conv_backward(u, u, k)",
+          ("np.allclose(y[..., 1:], 1, atol=2e-3) and abs(y[..., 0] - 0.5).max() < 2e-3",
+           "np.allclose(dk, [200, 198], atol=0.5) and np.allclose(du[..., :99], 1, atol=2e-3)")),
         E("attention_backward", """
 q, lse = np.ones((1, 2, 70, 128), np.float16), np.full((1, 2, 70), 128**0.5 + np.log(70), "f4")
 dq, dk, dv = tc.attention_backward(q, q, q, q, q, lse)

@@ -54,18 +54,27 @@ def sequences(task, step, consumers, parts):
         yield i, p, s, ((step * consumers + i) * parts + p, task.pair * PAIR + s, 0, 0)
 
 
+def halves_of(sums):
+    """Columns of the two channels."""
+    cols = sums.type.cols // PAIR
+    return [slice(s * cols, (s + 1) * cols) for s in range(PAIR)]
+
+
+def first_of_pairs(sums, left, tiles):
+    """The first product: of each channel, one real sequence or two."""
+    for s, half in enumerate(halves_of(sums)):
+        for p, tile in enumerate(tiles):
+            own = tile.tile[rows(s), :]
+            tc.mma_AB(sums[:, half], left[:, rows(p)], own, accumulate=p > 0)
+    tc.mma_wait()
+
+
 def convolve(streams, constants, spectrum, matrices, registers):
     """One step of a consumer: of each channel, one real sequence or two."""
     (before, after), (sums, held, between) = matrices, registers
-    cols = sums.type.cols // PAIR
-    halves = [slice(s * cols, (s + 1) * cols) for s in range(PAIR)]
-    tiles = streams.open()
-    for s, half in enumerate(halves):
-        for p, tile in enumerate(tiles):
-            own = tile.tile[rows(s), :]
-            tc.mma_AB(sums[:, half], before[:, rows(p)], own, accumulate=p > 0)
-    tc.mma_wait()
+    first_of_pairs(sums, before, streams.open())
     streams.close()
+    halves = halves_of(sums)
     plain = tc.complex_tile(constants.plain[0].tile, constants.plain[1].tile)
     transform((plain, constants.twiddles), spectrum, between)
     values = streams.exchange([held[:, half] for half in halves])

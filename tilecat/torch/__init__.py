@@ -4,7 +4,8 @@
 """
 
 from .attention import attention
+from .fft_conv import FFTConv, fft_conv
 from .products import linear, matmul
 from .sdpa import sdpa, sdpa_replaced
 
-__all__ = ["attention", "linear", "matmul", "sdpa", "sdpa_replaced"]
+__all__ = ["FFTConv", "attention", "fft_conv", "linear", "matmul", "sdpa", "sdpa_replaced"]
