@@ -16,7 +16,7 @@ from tilecat import DTypeVar, bf16, f16, f32, gl, rt, st
 from .fft_conv import SIDE as WIDE
 from .fft_conv import first, matrix
 from .fft_conv_parts import load_complex, times
-from .fft_conv_short import PAIR, ROWS, SIDE, first_of_pairs, rows, sequences
+from .fft_conv_short import PAIR, ROWS, first_of_pairs, rows, sequences
 
 T, TI = DTypeVar("T", bf16, f16), DTypeVar("TI", f16, bf16)
 
