@@ -55,8 +55,9 @@ def fft_conv_backward(
         if in_gate is not None:
             d_in, du = du * u, du * in_gate
     if "k" in wanted:
-        inputs = [x if gate is None else x * gate for x, gate in ((u, in_gate), (dout, out_gate))]
-        dk = _filter_gradient(plan, *inputs, view(k).shape[1], inner)
+        x = u if in_gate is None else u * in_gate
+        grad = dout if out_gate is None else dout * out_gate
+        dk = _filter_gradient(plan, x, grad, view(k).shape[1], inner)
     if out_gate is not None and "out_gate" in wanted:
         d_out = dout * convolve(plan, u, spectrum_of(plan, k, u, inner), in_gate=in_gate)
     return du, dk, d_in, d_out
