@@ -61,6 +61,8 @@ class Recurrence:
     def scores(self, task: Any, at: At, head: int) -> tuple[Any, ...]:
         """Score role: P of a head, f32 (64 x 64), masked; where decayed also vectors a and b.
 
+        None in place of P: it has been stored already.
+
         The element of a at the last token (reversed: of b) is r.
         """
         raise NotImplementedError
@@ -108,20 +110,22 @@ class ChunkScan:
         stages: of inputs. depth: of P and Y. reverse: time runs backwards.
         decayed: there are a, b and r. packed: other sequences follow a sequence's tokens.
         registers: of a thread of the score role, and of the state role, or None.
+        turns: warpgroups of the score role, which take chunks in turn.
     """
 
     def __init__(
         self, dtype: Any, tasks: Any, *, heads: int = 1, slices: int = 1, stages: int = 3,
         depth: int = 2, reverse: bool = False, decayed: bool = False, packed: bool = False,
         blocks_per_sm: int = 1, registers: tuple[int | None, int | None] = (None, None),
-        scorers: int = 1,
+        scorers: int = 1, turns: int = 1,
     ):  # fmt: skip
         self.dtype, self.heads, self.slices, self.depth = dtype, heads, slices, depth
         self.scored = heads // scorers  # by a warpgroup of the score role
         self.reverse, self.decayed, self.packed = reverse, decayed, packed
         self.pipe = pipe = tc.roles(stages=stages, steps=1, tasks=tasks,
                                     blocks_per_sm=blocks_per_sm)  # fmt: skip
-        self.score = pipe.role("score", warpgroups=scorers, registers=registers[0])
+        self.score = pipe.role("score", warpgroups=scorers * turns, turns=turns > 1,
+                               registers=registers[0])  # fmt: skip
         self.state = pipe.role("state", warpgroups=heads * slices, registers=registers[1])
         p = pipe.ring(st[dtype, CHUNK, CHUNK], writer=self.score, count=heads, stages=depth)
         y = pipe.ring(st[dtype, CHUNK, CHUNK], writer=self.state, count=heads * slices,
@@ -224,10 +228,11 @@ class ChunkScan:
         """Score role: P, a and b of a chunk of each head."""
         for own in range(self.scored):
             p, *factors = work.scores(task, at, own)
-            if self.packed and self.reverse:
-                tc.mask_cols(p, at.rows, 0.0)
             head = self.head(own)
-            tc.store(self.p[head], tc.cast(p, self.dtype))
+            if p is not None:
+                if self.packed and self.reverse:
+                    tc.mask_cols(p, at.rows, 0.0)
+                tc.store(self.p[head], tc.cast(p, self.dtype))
             for ring, vector in zip((self.a, self.b), factors, strict=False):
                 tc.store(ring[head].tile, vector)
 

@@ -59,7 +59,7 @@ def requests() -> tuple[SharedRequest, ...]:
     """The kinds of access to shared memory."""
     lane = np.arange(32)
     group, quad = lane // 4, lane % 4
-    column = np.where(lane < BLOCK, 4 * lane, -1)
+    column = lane % BLOCK * 4 + lane // BLOCK * 2 * ROW_BYTES
     kinds = (
         ("st.shared", 8, group * ROW_BYTES + 8 * quad),
         ("ld.shared", 16, np.zeros(32, int)),
@@ -69,9 +69,9 @@ def requests() -> tuple[SharedRequest, ...]:
         ("ld.shared", 4, quad * ROW_BYTES + 4 * group),
     )
     return tuple(
-        SharedRequest(name, width, bank_conflicts(at, width), ideal_wavefronts(
-            len(set(at[at >= 0].tolist())), width
-        ))
+        SharedRequest(
+            name, width, bank_conflicts(at, width), ideal_wavefronts(len(set(at.tolist())), width)
+        )
         for name, width, at in kinds
     )  # fmt: skip
 
@@ -131,21 +131,24 @@ class BlockSolver:
         self._results(own, head, low)
 
     def _results(self, own: Registers, head: Registers, low: list[list[str]]) -> None:
-        """Each warp's row of blocks."""
+        """Each warp's row of blocks: below the diagonal, on it, and zero above."""
         zero = [ptx.f32_literal(0.0)] * HELD
-        rows = {0: [own, zero, zero, zero], 1: [head, own, zero, zero],
-                2: [low[0], low[1], own, zero], 3: [low[0], low[1], head, own]}  # fmt: skip
-        for number in range(4):
-            for index in range(HELD):
-                held = rows[3][number][index]
-                for warp in range(3):
-                    if rows[warp][number][index] == rows[warp + 1][number][index] == held:
-                        continue
-                    chosen = self.w.new("f32", "block")
-                    test = self._is(warp)
-                    self.w.line(ptx.alu("selp.f32", chosen, rows[warp][number][index], held, test))
-                    held = chosen
-                self.w.line(ptx.alu("mov.f32", self.x[HELD * number + index], held))
+        first, second, last = (self._is(warp) for warp in (0, 1, 3))
+        high = self._bit(1)
+        self._give(0, low[0], (head, second), (own, first))
+        self._give(1, low[1], (own, second), (zero, first))
+        self._give(2, zero, (own, high), (head, last))
+        self._give(3, zero, (own, last))
+
+    def _give(self, number: int, held: Registers, *others: tuple[Registers, str]) -> None:
+        """A block of the result: the last of the others whose condition holds, or `held`."""
+        for block, test in others:
+            made = [self.w.new("f32", "block") for _ in range(HELD)]
+            for target, value, other in zip(made, block, held, strict=True):
+                self.w.line(ptx.alu("selp.f32", target, value, other, test))
+            held = made
+        for target, value in zip(self.x[HELD * number :], held, strict=False):
+            self.w.line(ptx.alu("mov.f32", target, value))
 
     # ---- places
 
@@ -163,11 +166,13 @@ class BlockSolver:
         w.line(ptx.alu("shr.u32", self.group, lane, 2))
         w.line(ptx.alu("and.b32", self.quad, lane, 3))
         self.pairs = self._offset(self.own, self.group, ROW_BYTES, self.quad, 8)
-        self.down = self._offset(self.own, self.column, 4)
+        side = w.new("b32", "side")
+        w.line(ptx.alu("shr.u32", side, lane, 4))
+        self.down = self._offset(self.own, self.column, 4, side, 2 * ROW_BYTES)
+        self.second = w.new("pred", "second")
+        w.line(ptx.alu("setp.ne.u32", self.second, side, 0))
         self.word = self._offset(self.base, self.quad, ROW_BYTES, self.group, 4)
         self.own_words = self._offset(self.word, warp, self.area)
-        self.first_half = w.new("pred", "column")
-        w.line(ptx.alu("setp.lt.u32", self.first_half, lane, BLOCK))
 
     def _offset(self, base: str, *terms: Any) -> str:
         """`base + register * factor + ...`."""
@@ -184,16 +189,21 @@ class BlockSolver:
         )  # fmt: skip
         return test
 
+    def _bit(self, bit: int) -> str:
+        def build(test: str) -> None:
+            part = self.w.new("b32", "bit")
+            self.w.line(ptx.alu("and.b32", part, self.w.warp(), 1 << bit))
+            self.w.line(ptx.alu("setp.ne.u32", test, part, 0))
+
+        test: str = self.w.local(("warp bit", bit), "pred", "mine", build)
+        return test
+
     @contextmanager
     def _warps(self, which: Any) -> Iterator[None]:
         """Code of some warps: one by number, "odd" ones, "high" ones (2 and 3)."""
-        w, test, end = self.w, self.w.new("pred", "mine"), self.w.label("warps")
-        if isinstance(which, int):
-            w.line(ptx.alu("setp.eq.u32", test, w.warp(), which))
-        else:
-            bit = w.new("b32", "bit")
-            w.line(ptx.alu("and.b32", bit, w.warp(), 1 if which == "odd" else 2))
-            w.line(ptx.alu("setp.ne.u32", test, bit, 0))
+        w, end = self.w, self.w.label("warps")
+        bits = {"odd": 0, "high": 1}
+        test = self._bit(bits[which]) if which in bits else self._is(which)
         w.line(f"@!{test} {ptx.bra(end)}")
         with w.nested():
             yield
@@ -220,18 +230,34 @@ class BlockSolver:
         w.line(ptx.bar_warp_sync())
         x = self._substitute()
         w.line(ptx.bar_warp_sync())
-        for row, value in enumerate(x):
-            line = ptx.st_shared("f32", f"{self.down}+{row * ROW_BYTES}", value)
-            w.line(line, pred=self.first_half)
+        for row, value in self._shared_out(x, 1):
+            w.line(ptx.st_shared("f32", f"{self.down}+{row * ROW_BYTES}", value[0]))
         w.line(ptx.bar_warp_sync())
         own = [w.new("f32", "own") for _ in range(HELD)]
         self._move("ld", own)
         w.line(ptx.bar_warp_sync())
-        for part, words in enumerate(self._split(x)):
-            for pair, word in enumerate(words):
+        pairs = self._shared_out(x, 2)
+        for part, words in enumerate(self._split([x for _, pair in pairs for x in pair])):
+            for (pair, _), word in zip(pairs, words, strict=True):
                 at = f"{self.down}+{part * PART_BYTES + pair * ROW_BYTES}"
-                w.line(ptx.st_shared("b32", at, word), pred=self.first_half)
+                w.line(ptx.st_shared("b32", at, word))
         return own
+
+    def _shared_out(self, x: Registers, size: int) -> list[tuple[int, list[str]]]:
+        """What a lane stores of a column that two lanes hold: rows (or pairs) 0 1 4 5 .., or 2 on.
+
+        Two rows of shared memory apart, the halves of a warp meet no bank of each other.
+        """
+        found = []
+        for first in range(0, BLOCK // size, 4):
+            for row in (first, first + 1):
+                values = []
+                for e in range(size):
+                    values.append(self.w.new("f32", "mine"))
+                    far, near = (x[size * r + e] for r in (row + 2, row))
+                    self.w.line(ptx.alu("selp.f32", values[-1], far, near, self.second))
+                found.append((row, values))
+        return found
 
     def _move(self, what: str, block: Registers) -> None:
         """An accumulator's block from or to the warp's area, in f32."""

@@ -57,10 +57,12 @@ class Party:
     Args:
         name: for reports.
         arrivals: that free a stage once it has read it: one a warpgroup.
+        fillers: warpgroups that fill a stage.
     """
 
     name: str
     arrivals: int = 1
+    fillers: int = 1
 
 
 @dataclass(eq=False)
@@ -269,11 +271,10 @@ class Ring:
         add(WaitBarrier(self.empty.result, operand_of(self.stage), operand_of(self.phase)))
 
     def publish(self) -> None:
-        """Every thread of the role has written its share of the stage."""
+        """Every thread that fills it has written its share of the stage; `advance` comes next."""
         self.published = True
         self._fences.append((current().block, add(FenceAsync())))
         add(Arrive(self.full.result, operand_of(self.stage), each=True))
-        self.advance()
 
     # ---- who fills: the producer
 
@@ -432,7 +433,7 @@ class Ring:
             return
         assert isinstance(full, AllocBarriers) and isinstance(empty, AllocBarriers), "in __init__"
         if self.writer is not None:
-            full.arrivals = self.writer.arrivals * WARPGROUP_THREADS
+            full.arrivals = self.writer.fillers * WARPGROUP_THREADS
             self._check_sides()
             self._drop_fences()
         readers = 1 if self.parts else sum(party.arrivals for party in self.readers)

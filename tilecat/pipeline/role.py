@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from ..builder import add, assigned_name, current
@@ -11,7 +12,7 @@ from ..ir import Block, Scope
 from ..language.control import range_, when
 from ..language.functions import empty, fill
 from ..language.matrix import mma_wait
-from ..language.scalars import Scalar, Var, named, var
+from ..language.scalars import Scalar, Var, named, select, var
 from ..language.values import RegTile
 from ..ops.mma import Mma, MmaWait
 from ..ops.scalar import WarpgroupIndex
@@ -46,13 +47,17 @@ class Role(Party):
         warpgroups: how many execute the body.
         registers: a thread, or None for a share.
         owner: what users call it, for errors.
+        turns: whether each step is one warpgroup's, in turn: the others let it pass.
     """
 
     def __init__(
         self, pipe: Pipeline, name: str, warpgroups: int, registers: int | None = None,
-        owner: str = "",
+        owner: str = "", turns: bool = False,
     ):  # fmt: skip
         super().__init__(name, warpgroups)
+        self.turns = turns and warpgroups > 1
+        self.fillers = 1 if self.turns else warpgroups
+        self.turn: Var | None = None  # the warpgroup whose step is next, over all tasks
         self.pipe = pipe
         self.warpgroups = warpgroups
         self.registers = registers
@@ -69,7 +74,7 @@ class Role(Party):
     def take_turns(self, alternate: bool) -> None:
         """Whether each of its warpgroups has tasks of its own: then one frees a stage alone."""
         self.alternate = alternate
-        self.arrivals = 1 if alternate else self.warpgroups
+        self.arrivals = self.fillers = 1 if alternate else self.warpgroups
 
     def __repr__(self) -> str:
         """Its name and size."""
@@ -170,6 +175,7 @@ class Role(Party):
             rings.append(self.issue.ring)
         for ring in rings:
             ring.begin(self)
+        self.turn = var(0, name="turn") if self.turns else None
         pipe.before_tasks(self)
         for task in self._tasks():
             self.holes.call("start", task)
@@ -219,14 +225,14 @@ class Role(Party):
         steps = pipe.steps_of(task)
         for step in range_(steps):
             visit = Visit(self, builder.block, Scope.WARPGROUP, "step")
-            with visiting(pipe.rings, visit):
+            start = len(builder.block.ops)
+            with visiting(rings, visit):
                 if len(pipe.roles) == 1:
                     for ring in pipe.inputs.values():
                         ring.touch()
                 for acc in self.accumulators:
                     acc.accumulate = step > 0
-                start = len(builder.block.ops)
-                self.holes.call("compute", task, step)
+                self._step(task, step)
             held = self._end_step(visit, before, step, start)
         pipe.after_steps(self)
         if held:
@@ -241,6 +247,27 @@ class Role(Party):
         for acc in self.accumulators:
             acc.accumulate = True
 
+    def _step(self, task: Any, step: Scalar) -> None:
+        """One step and its results; where steps are taken in turn, if it is this warpgroup's.
+
+        All wait for what is read, and give it back. Stages that are filled are one warpgroup's.
+        """
+        own = [ring for ring in self.pipe.rings if ring.writer is self]
+        mine = None if self.turn is None else self.turn.get() == self.consumer
+        with nullcontext() if mine is None else when(mine):
+            visit = Visit(self, current().block, Scope.WARPGROUP, "step")
+            with visiting(own, visit):
+                self.holes.call("compute", task, step)
+            for ring in visit.rings:
+                ring.publish()
+        for ring in visit.rings:
+            if self.turns:
+                ring.look()
+            ring.advance()
+        if self.turn is not None:
+            following = self.turn.get() + 1
+            self.turn.set(select(following == self.warpgroups, 0, following))
+
     @staticmethod
     def _before(rings: list[Ring]) -> dict[str, Var]:
         """The stages of the step before, which products under way may still be reading."""
@@ -251,16 +278,12 @@ class Role(Party):
     def _end_step(
         self, visit: Visit, before: dict[str, Var], step: Scalar, start: int
     ) -> list[Ring]:
-        """Publishes what the step has written, and gives back what it has read.
+        """Gives back what the step has read.
 
         At once, or a step later if its mma is in flight. Returns the rings with a stage still to
         be given back.
         """
-        hole = _ops_from(visit.block, start)
-        for ring in visit.rings:
-            if ring.writer is self:
-                ring.publish()
-        read = [ring for ring in visit.rings if ring.writer is not self]
+        hole, read = _ops_from(visit.block, start), visit.rings
         pending = _mma_left(hole)
         if accesses(hole, read, proxy="generic"):
             self._meet()
@@ -293,6 +316,7 @@ class Role(Party):
         for ring in visit.rings:
             if ring.writer is self:
                 ring.publish()
+                ring.advance()
         if read and _mma_left(hole):
             mma_wait(0)
         if accesses(hole, read, proxy="generic"):
@@ -319,7 +343,7 @@ def _mma_left(hole: Block) -> int:
             pending += 1
         elif isinstance(op, MmaWait):
             pending = min(pending, op.pending)
-        elif any(isinstance(inner, Mma) for block in op.blocks() for inner in block.walk()):
+        elif any(_mma_left(block) for block in op.blocks()):
             pending += 1
     return pending
 

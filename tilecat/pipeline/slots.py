@@ -170,6 +170,7 @@ class Slots:
         """
         self._check_filled_here("publish")
         self.ring.publish()
+        self.ring.advance()
 
     def _check_filled_here(self, name: str) -> None:
         if self.ring.writer is None:

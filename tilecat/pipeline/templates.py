@@ -275,7 +275,9 @@ class Roles(_Stores):
             begun (Blackwell, Rubin).
     """
 
-    def role(self, name: str, *, warpgroups: int = 1, registers: int | None = None) -> Role:
+    def role(
+        self, name: str, *, warpgroups: int = 1, registers: int | None = None, turns: bool = False
+    ) -> Role:
         """Consumer warpgroups with a body of their own.
 
         Args:
@@ -283,6 +285,8 @@ class Roles(_Stores):
             warpgroups: how many execute it.
             registers: a thread, a multiple of 8 from 24 to 256; None for an equal share of what
                 the others leave.
+            turns: each step is one warpgroup's, in turn: twice the time for a step where nothing
+                passes from one to the next. Rings that it fills have a multiple of as many stages.
 
         Scope: CTA, before the holes.
         """
@@ -293,7 +297,9 @@ class Roles(_Stores):
                 hint=f"taken: {', '.join(sorted(taken))}",
             )
         check_int("roles: warpgroups", warpgroups, 1, MAX_CONSUMERS, self.builder.loc())
-        role = Role(self, name, warpgroups, registers)
+        if not isinstance(turns, bool):
+            raise ScopeError(f"roles: turns is True or False, got {turns=}")
+        role = Role(self, name, warpgroups, registers, turns=turns)
         self.roles.append(role)
         return role
 
@@ -319,6 +325,12 @@ class Roles(_Stores):
         if not isinstance(writer, Role) or writer not in self.roles:
             raise ScopeError(f"pipe.ring: the writer is a role of the pipeline, got {writer!r}",
                              hint='role = pipe.role("score"); pipe.ring(kind, writer=role)')
+        if writer.turns and isinstance(stages, int) and stages % writer.warpgroups:
+            raise ScopeError(
+                f"pipe.ring: warpgroups that take steps in turn fill stages of their own, a multiple "
+                f"of {writer.warpgroups}, got {stages=}",
+                hint=f"stages={writer.warpgroups}",
+            )
         return self._filled_by(writer, kind, count, stages, "ring", beside)
 
     def _check_holes(self) -> None:
