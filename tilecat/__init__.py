@@ -51,6 +51,7 @@ from .language.cta import cta_map, cta_reduce, cta_sync
 from .language.debug import device_assert
 from .language.debug import print_ as print
 from .language.derivatives import derivative
+from .language.features import taylor_features, taylor_order
 from .language.functions import (
     cast,
     empty,
@@ -393,6 +394,8 @@ __all__ = [
     "swap_layout",
     "sync",
     "SyncError",
+    "taylor_features",
+    "taylor_order",
     "tf32",
     "tile_absmax",
     "tile_max",

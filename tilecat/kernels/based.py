@@ -1,0 +1,154 @@
+"""Based: causal linear attention with the degree two Taylor expansion of exp.
+
+    o_i = sum over j <= i of w_ij v_j, w = 1 + s + s^2 / 2, s = scale q_i.k_j
+
+K is 16, and w a product of 153 features of q and of k (`tc.taylor_features`): the scan of
+`chunk_scan` with these in place of q and k. Within a chunk w is made of s itself, in f32. The score
+role makes features and scores, two warpgroups in turn (one, where a third kind of role is beside it:
+four and the producer's would leave each thread too few registers for products of 160 columns).
+
+Divided by the sum of w (and 1e-6) where asked for: of tokens of earlier chunks that is
+n + scale q.m + (scale^2 / 2) q.M q with n their number, m = sum k and M = sum k k^T, 16 x 16, kept
+in f32 by a role of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tilecat as tc
+from tilecat import DTypeVar, bf16, f16, f32, gl, rt, rv, st, sv
+
+from .chunk_scan import CHUNK, COLUMN, ROW, At, ChunkScan, Recurrence, tasks_of
+
+T = DTypeVar("T", bf16, f16)
+DIM = 16
+FEATURES = 160
+NORM_EPS = 1e-6  # added to sums of weights, as FLA does
+SCORE, STATE, SUMS = 136, 208, 136  # registers
+
+
+class Norms:
+    """The role that sums the weights of earlier chunks: a row vector a chunk.
+
+    Args:
+        scan: the core. q, k, wide: queries; keys; keys and 48 columns of zeros, inputs.
+        scale: of scores.
+    """
+
+    def __init__(self, scan: ChunkScan, q: Any, k: Any, wide: Any, scale: Any):
+        self.scan, self.q, self.k, self.wide, self.scale = scan, q, k, wide, scale
+        self.role = role = scan.pipe.role("norms", registers=SUMS)
+        self.sums = scan.pipe.ring(sv[f32, CHUNK], writer=role, stages=scan.depth)
+        self.total, self.y = (tc.empty(rt[f32, CHUNK, DIM]) for _ in range(2))
+        self.first = tc.empty(rv[f32, DIM, "col"])
+        self.tokens = tc.var(0.0)
+        self.parts = tc.shared(st[scan.dtype, CHUNK, DIM], 2)
+        role.start(lambda task: self.start())
+        role.compute(lambda task, step: self.chunk(task, scan.at(task, step)))
+
+    def start(self) -> None:
+        """Nothing has come before."""
+        for tile in (self.total, self.first):
+            tc.fill(tile, 0.0)
+        self.tokens.set(0.0)
+
+    def chunk(self, task: Any, at: At) -> None:
+        """Sums for queries of a chunk, and the chunk's keys into M and m."""
+        y, dtype = self.y, self.scan.dtype
+        high = tc.cast(self.total, dtype)
+        low = tc.cast(self.total - tc.cast(high, f32), dtype)
+        for part, x in enumerate((high, low)):
+            tc.store(self.parts[part], x)
+        tc.fence_async()
+        tc.sync()
+        for part in range(2):  # the 16 rows of the product of wide keys that are not zero
+            tc.mma_AB(y, self.q, self.parts[part][:DIM, :], accumulate=part > 0)
+        tc.mma_AtB(self.total, self.wide, self.k)
+        k = tc.cast(tc.load(self.k), f32)
+        q = tc.cast(tc.load(self.q), f32)
+        tc.mma_wait(1)
+        weights = tc.fma(y, 0.5 * self.scale, self.first)
+        sums = tc.row_sum(q * weights) * self.scale
+        tc.store(self.sums.tile, sums + self.tokens.get())
+        self.tokens.set(self.tokens.get() + float(CHUNK))
+        tc.copy(self.first, tc.col_sum(k, self.first))
+        tc.mma_wait()
+
+
+class Taylor(Recurrence):
+    """Scores and features.
+
+    Args:
+        scan: the core. tensors, tiles: of Q, K, V. features: rings, of queries and of keys.
+        scale: of scores; root: its root.
+    """
+
+    def __init__(
+        self, scan: ChunkScan, tensors: Any, tiles: Any, features: Any, scale: Any, root: Any
+    ):  # fmt: skip
+        self.scan, self.tensors, self.tiles, self.features = scan, tensors, tiles, features
+        self.scale, self.root, self.s = scale, root, tc.empty(rt[f32, CHUNK, CHUNK])
+        self.norms: Norms | None = None
+        self.rows = None
+
+    def divide(self, norms: Norms) -> None:
+        """Outputs are divided by sums of weights."""
+        self.norms = norms
+        self.rows = self.scan.pipe.ring(sv[f32, CHUNK], writer=self.scan.score, beside=self.scan.p)
+
+    def load(self, task: Any, at: At) -> None:
+        """Q, K, V."""
+        for tensor, tiles in zip(self.tensors, self.tiles, strict=True):
+            self.scan.load(tiles, tensor, task, at, columns=tiles is self.tiles[2])
+        if self.norms is not None:
+            self.scan.load(self.norms.wide, self.tensors[1], task, at)
+
+    def scores(self, task: Any, at: At, head: int) -> tuple[Any, ...]:
+        """`1 + s + s^2 / 2`; features meanwhile."""
+        (q, k, _), s = self.tiles[:3], self.s
+        tc.mma_ABt(s, q, k, accumulate=False)
+        for tile, ring in zip((q, k), self.features, strict=True):
+            tc.store(ring, tc.taylor_features(tc.load(tile), self.root))
+        tc.mma_wait()
+        tc.mul(s, self.scale, out=s)
+        p = self.scan.mask(tc.fma(s, tc.fma(s, 0.5, 1.0), 1.0, out=s))
+        if self.norms is not None:
+            tc.store(self.rows.tile, tc.row_sum(p))
+        return (p,)
+
+    def result(self, task: Any, at: At, index: Any, y: Any) -> Any:
+        """Over the sum of weights, where asked for."""
+        if self.norms is None:
+            return y
+        sums = tc.load(self.rows, COLUMN) + tc.load(self.norms.sums, COLUMN)
+        return tc.mul(y, tc.rcp(sums + NORM_EPS), out=y)
+
+
+@tc.kernel
+def based(
+    Q: gl[T, "B", "H", "T", 16], K: gl[T, "B", "H", "T", 16], V: gl[T, "B", "H", "T", "V"],
+    O: gl[T, "B", "H", "T", "V"], scale: f32, root: f32, *args, slices=1, stages=3, packed=False,
+    norm=False, start=False, end=False, registers=(SCORE, STATE),
+):  # fmt: skip
+    """O, and states f32 [sequences, H, 160, V] before and after; root is that of the scale.
+
+    args: cu_seqlens s32, states before and after; where wanted.
+    """
+    args = list(args)
+    starts, *states = (args.pop(0) if wanted else None for wanted in (packed, start, end))
+    tasks = tasks_of(Q.size(1), Q.size(0), Q.rows, tc.cdiv(V.cols, CHUNK * slices), starts)
+    scan = ChunkScan(Q.dtype, tasks, slices=slices, stages=stages, packed=packed, registers=registers,
+                     turns=1 if norm else 2)  # fmt: skip
+    q, k = (scan.pipe.input(st[Q.dtype, CHUNK, DIM]) for _ in range(2))
+    v = scan.pipe.input(st[Q.dtype, CHUNK, CHUNK], count=slices)
+    features = [
+        scan.pipe.ring(st[Q.dtype, CHUNK, FEATURES], writer=scan.score, beside=scan.p)
+        for _ in range(2)
+    ]
+    work = Taylor(scan, (Q, K, V), (q, k, v), features, scale, root)
+    if norm:
+        wide = scan.pipe.input(st[Q.dtype, CHUNK, CHUNK])
+        work.divide(Norms(scan, q, k, wide, scale))
+    turned = [None if x is None else x.permute(0, 1, 3, 2) for x in states]
+    scan.run(work, *features, v, O, *turned)
