@@ -201,4 +201,21 @@ TRIANGULAR += (
         orders=("row",)),
 )  # fmt: skip
 
-ROWS = TRIANGULAR + QUANTIZED + MICROSCALED + NARROW + RANDOM + CASTS
+
+def taylor(k: Any) -> Any:
+    """Features of rows x / 2, by the list of columns."""
+    x, made = k.x / 2, []
+    for what in tc.taylor_order():
+        scale = 0.5**0.5 if len(what) == 2 and what[0] == what[1] else float(what != (-1,))
+        made.append(scale * np.prod(x[:, [i for i in what if i >= 0]], axis=1))
+    return np.stack(made, axis=1)
+
+
+FEATURES = tuple(
+    Row(f"taylor_features from {a}", lambda k, a=a: tc.taylor_features(k.x, 0.5)[:, a : a + 16],
+        lambda k, a=a: taylor(k)[:, a : a + 16], (bf16, f16), ulps=3,
+        shapes=((64, 16), (128, 16)), orders=("row",))
+    for a in range(0, 160, 16)
+)  # fmt: skip
+
+ROWS = TRIANGULAR + FEATURES + QUANTIZED + MICROSCALED + NARROW + RANDOM + CASTS

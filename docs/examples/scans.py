@@ -64,7 +64,7 @@ on the layout, the scope or the chip.
     tuple(
         "quantize dequantize quantize_mx quantize_nvfp4 scale_codes scale_values encode decode "
         "pack4 unpack4 pack6 unpack6 packed6_type random_bits uniform dropout tril_inverse "
-        "map_shared".split()
+        "taylor_features taylor_order map_shared".split()
     ),
     (
         E("quantize",
@@ -101,6 +101,11 @@ on the layout, the scope or the chip.
           "np.array_equal(Y, X - X.max(1, keepdims=True))"),
         E("tril_inverse", "y = tc.tril_inverse(x * 0.125)",
           "np.allclose(Y @ (np.tril(X / 8, -1) + np.eye(64)), np.eye(64), atol=1e-4)"),
+        E("taylor_features taylor_order",
+          "features = tc.taylor_features(tc.cast(x[:, :16], tc.bf16), 0.5)   # 64 x 160\n"
+          "assert tc.taylor_order()[1] == (0, 1)   # column 1 is x_0 x_1\n"
+          "y = tc.cast(features[:, :64], f32)",
+          "np.allclose(Y[:, 1], X[:, 0] * X[:, 1] / 4, rtol=0.02, atol=1e-6)"),
     ),
     FRAME,
 )  # fmt: skip

@@ -24,7 +24,7 @@ EQUIVALENT = ["state: wgmma.commit_group #1", "state: wgmma.fence #2", "state: w
 
 
 def scan(
-    stages: int = 2, depth: int = 2, registers: Any = None, others: Any = None
+    stages: int = 2, depth: int = 2, registers: Any = None, others: Any = None, turns: int = 1
 ) -> tc.KernelFunction:
     """Causal linear attention O = tril(Q K^T) V, in chunks of 64, by a score and a state role.
 
@@ -37,10 +37,10 @@ def scan(
                Y: gl[bf16, "H", "N", 64]):  # fmt: skip
         pipe = tc.roles(stages=stages, steps=tc.cdiv(Q.size(1), 64),
                         tasks=tc.row_major(Q.size(0), 1))  # fmt: skip
-        score = pipe.role("score", registers=registers)
+        score = pipe.role("score", registers=registers, warpgroups=turns, turns=turns > 1)
         state = pipe.role("state", registers=others)
         q, k, v = (pipe.input(st[bf16, 64, 64]) for _ in range(3))
-        p = pipe.ring(st[bf16, 64, 64], writer=score, stages=depth)
+        p = pipe.ring(st[bf16, 64, 64], writer=score, stages=depth * turns)
         out = pipe.ring(st[bf16, 64, 64], writer=state, stages=depth)
         s, y = tc.empty(tc.rt[f32, 64, 64]), tc.empty(tc.rt[f32, 64, 64])
         total = tc.empty(tc.rt[f32, 64, 64])  # S^T: a row for each column of V
@@ -94,6 +94,31 @@ def arrays(heads: int, length: int) -> Any:
 def test_a_role_uses_what_another_fills(stages: int, depth: int):
     make, check = arrays(3, 296)
     check_schedules(scan(stages, depth), make, check)
+
+
+@pytest.mark.parametrize(("turns", "stages", "depth"), [(2, 2, 1), (2, 3, 2), (3, 2, 1)])
+def test_warpgroups_take_steps_in_turn(turns: int, stages: int, depth: int):
+    make, check = arrays(3, 296)
+    check_schedules(scan(stages, depth, turns=turns), make, check)
+
+
+def test_every_synchronisation_of_steps_in_turn_is_needed():
+    make, check = arrays(2, 328)
+    assert silent(scan(3, turns=2), make, check, seeds=(0, 1)) == EQUIVALENT
+
+
+def test_rings_of_steps_in_turn_have_stages_for_each():
+    @tc.kernel
+    def k(X: gl[bf16, "M", 64]):
+        pipe = tc.roles(stages=1, steps=1, tasks=tc.row_major(1, 1))
+        score = pipe.role("score", warpgroups=2, turns=True)
+        pipe.ring(st[bf16, 64, 64], writer=score, stages=3)
+
+    fails(
+        k.compile, ScopeError,
+        "pipe.ring: warpgroups that take steps in turn fill stages of their own, a multiple of 2, "
+        "got stages=3", at="pipe.ring(", hint="stages=2",
+    )  # fmt: skip
 
 
 def test_every_synchronisation_is_needed():
