@@ -4,8 +4,8 @@
 
 K is 16, and w a product of 153 features of q and of k (`tc.taylor_features`): the scan of
 `chunk_scan` with these in place of q and k. Within a chunk w is made of s itself, in f32. The score
-role makes features and scores, two warpgroups in turn (one, where a third kind of role is beside it:
-four and the producer's would leave each thread too few registers for products of 160 columns).
+role makes features and scores, two warpgroups in turn (one, where a third kind of role is beside
+it: four and the producer's would leave a thread too few registers for products of 160 columns).
 
 Divided by the sum of w (and 1e-6) where asked for: of tokens of earlier chunks that is
 n + scale q.m + (scale^2 / 2) q.M q with n their number, m = sum k and M = sum k k^T, 16 x 16, kept
@@ -19,7 +19,7 @@ from typing import Any
 import tilecat as tc
 from tilecat import DTypeVar, bf16, f16, f32, gl, rt, rv, st, sv
 
-from .chunk_scan import CHUNK, COLUMN, ROW, At, ChunkScan, Recurrence, tasks_of
+from .chunk_scan import CHUNK, COLUMN, At, ChunkScan, Recurrence, tasks_of
 
 T = DTypeVar("T", bf16, f16)
 DIM = 16
@@ -138,8 +138,8 @@ def based(
     args = list(args)
     starts, *states = (args.pop(0) if wanted else None for wanted in (packed, start, end))
     tasks = tasks_of(Q.size(1), Q.size(0), Q.rows, tc.cdiv(V.cols, CHUNK * slices), starts)
-    scan = ChunkScan(Q.dtype, tasks, slices=slices, stages=stages, packed=packed, registers=registers,
-                     turns=1 if norm else 2)  # fmt: skip
+    scan = ChunkScan(Q.dtype, tasks, slices=slices, stages=stages, packed=packed,
+                     registers=registers, turns=1 if norm else 2)  # fmt: skip
     q, k = (scan.pipe.input(st[Q.dtype, CHUNK, DIM]) for _ in range(2))
     v = scan.pipe.input(st[Q.dtype, CHUNK, CHUNK], count=slices)
     features = [

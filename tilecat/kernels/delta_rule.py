@@ -98,7 +98,7 @@ class Delta(Recurrence):
         return None, out, tc.exp2(last - sums) * key
 
     def gate(self, tensor: Any, task: Any, at: At) -> Any:
-        """g in base 2, or b, of the chunk's tokens; 0 behind the last, and where there is no g."""
+        """Gates g, base 2, or b of the tokens; 0 behind the last, and where there are none."""
         if tensor is None:
             return tc.zeros(ROW)
         x = tc.load(tensor.at(task.batch, task.head, at.row), ROW)

@@ -327,8 +327,8 @@ class Roles(_Stores):
                              hint='role = pipe.role("score"); pipe.ring(kind, writer=role)')
         if writer.turns and isinstance(stages, int) and stages % writer.warpgroups:
             raise ScopeError(
-                f"pipe.ring: warpgroups that take steps in turn fill stages of their own, a multiple "
-                f"of {writer.warpgroups}, got {stages=}",
+                f"pipe.ring: warpgroups that take steps in turn fill stages of their own, a "
+                f"multiple of {writer.warpgroups}, got {stages=}",
                 hint=f"stages={writer.warpgroups}",
             )
         return self._filled_by(writer, kind, count, stages, "ring", beside)
