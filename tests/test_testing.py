@@ -73,6 +73,26 @@ def test_do_bench_interleaves_and_times_each_function(torch):
     assert testing.ratio(two, one) == pytest.approx({"median": 2, "p10": 2, "p90": 2})
 
 
+@pytest.mark.parametrize("flush", [True, False])
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_each_function_is_as_often_a_fourth_launch_as_the_others(torch, count, flush):
+    """Which launches are late is known modulo 4: each function meets all four equally often."""
+    launched, found = [], {}
+
+    def launch(*_):
+        launched.append(0)
+
+    def function(index):
+        launch()
+        found.setdefault(index, []).append(len(launched) % 4)
+
+    torch.cuda._sleep, torch.flush = launch, launch
+    functions = [lambda i=i: function(i) for i in range(count)]
+    testing.do_bench(functions, warmup=1, repeats=8 * count, flush_l2=flush)
+    for residues in found.values():
+        assert [residues[1:].count(n) for n in range(4)] == [2 * count] * 4
+
+
 def test_do_bench_of_one_function_gives_its_times(torch):
     durations = iter([9, 9, 9, 1, 2, 3, 4, 5])
     found = testing.do_bench(lambda: torch.spend(next(durations)), repeats=5, flush_l2=False)

@@ -50,6 +50,7 @@ _FOLD: dict[str, Callable[[Any, Any], Any]] = {
     "mul": lambda a, b: a * b,
     "div": _divide,
     "rem": lambda a, b: a - _divide(a, b) * b,
+    "mulhi": lambda a, b: a * b >> 32,
     "min": min,
     "max": max,
     "and": lambda a, b: a & b,

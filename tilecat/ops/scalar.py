@@ -20,6 +20,7 @@ BINARY: dict[str, dict[str, str]] = {
     "mul": {"s32": "mul.lo.s32", "u32": "mul.lo.u32", "f32": "mul.rn.f32", "s64": "mul.lo.s64"},
     "div": {"s32": "div.s32", "u32": "div.u32", "f32": "div.rn.f32"},
     "rem": {"s32": "rem.s32", "u32": "rem.u32"},
+    "mulhi": {"u32": "mul.hi.u32"},
     "min": {"s32": "min.s32", "u32": "min.u32", "f32": "min.f32"},
     "max": {"s32": "max.s32", "u32": "max.u32", "f32": "max.f32"},
     "and": {"s32": "and.b32", "u32": "and.b32", "pred": "and.pred"},

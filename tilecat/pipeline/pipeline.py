@@ -16,6 +16,7 @@ from ..ir import Role as Threads
 from ..ir import Scope, TensorArg
 from ..language.clusters import cluster_id, num_clusters
 from ..language.control import one_thread, range_
+from ..language.packed import tensor_dtype
 from ..language.scalars import operand_of
 from ..language.sections import cta_id, num_ctas
 from ..ops.control import RoleSection
@@ -234,8 +235,8 @@ class Pipeline:
         """
         kernel = self.builder.kernel
         slots = [some for ring in self.slots.values() for some in ring]
-        held = {kind.dtype for kind in (*(x.kind for x in slots), *self.kinds_written)}
-        held |= {scratch.kind.dtype for scratch in self.scratches}
+        kinds = (*(x.kind for x in slots), *self.kinds_written, *(x.kind for x in self.scratches))
+        held = {dtype for kind in kinds for dtype in (kind.dtype, tensor_dtype(kind))}
         tensors = [arg for arg in kernel.args if isinstance(arg, TensorArg)]
         reached = all(arg.tma for arg in tensors if arg.type.dtype in held)
         stored = not self.storing.wanted or self.storing.reaches(kernel.args)

@@ -12,7 +12,8 @@ from typing import Any
 
 from ..errors import LayoutError, ScopeError
 from ..language.clusters import cluster_rank
-from ..language.scalars import binary, cdiv, minimum_of, named, operand_of, select
+from ..language.divisors import Divisor
+from ..language.scalars import binary, cdiv, named, operand_of, select
 from ..language.sections import num_ctas
 from ..ops.scalar import require_s32
 from .sharing import COL, ROW, own
@@ -73,8 +74,10 @@ def row_major(rows: Any, cols: Any) -> Schedule:
     """
     count, (_, cols) = _count("row_major", rows=rows, cols=cols)
 
+    by_cols = Divisor(cols)
+
     def locate(t: Any) -> tuple[tuple[str, Any], ...]:
-        row = named(binary("div", t, cols), "row")
+        row = named(by_cols(t), "row")
         return (("row", row), ("col", named(t - row * cols, "col")))
 
     return Schedule("row-major", count, locate)
@@ -87,8 +90,10 @@ def column_major(rows: Any, cols: Any) -> Schedule:
     """
     count, (rows, _) = _count("column_major", rows=rows, cols=cols)
 
+    by_rows = Divisor(rows)
+
     def locate(t: Any) -> tuple[tuple[str, Any], ...]:
-        col = named(binary("div", t, rows), "col")
+        col = named(by_rows(t), "col")
         return (("row", named(t - col * rows, "row")), ("col", col))
 
     return Schedule("column-major", count, locate)
@@ -209,13 +214,18 @@ def _in_groups(order: str, rows_total: Any, cols: Any, rows: int, cluster: Any) 
         cols = cdiv(cols, wide)
     count, (_, cols) = _count(order, rows_total=rows_total, cols=cols)
 
+    by_rows, per_group = Divisor(rows), named(cols * rows, "per_group")
+    by_group = Divisor(per_group)
+    tail = named(rows_total - by_rows(rows_total) * rows, "tail")  # block rows of the last group
+    by_tail = Divisor(named(binary("max", tail, 1), "tail"))
+
     def locate(t: Any) -> tuple[tuple[str, Any], ...]:
-        per_group = named(cols * rows, "per_group")
-        group = named(binary("div", t, per_group), "group")
+        group = named(by_group(t), "group")
         first = named(group * rows, "first_row")
-        height = named(minimum_of(rows_total - first, rows), "height")
+        full = rows_total - first >= rows
+        height = named(select(full, rows, tail), "height")
         inside = named(t - group * per_group, "in_group")
-        col = named(binary("div", inside, height), "col")
+        col = named(select(full, by_rows(inside), by_tail(inside)), "col")
         row = named(first + inside - col * height, "row")
         if order == "snake":
             col = named(select(binary("and", group, 1) == 0, col, cols - 1 - col), "col")
@@ -252,7 +262,7 @@ def batched(tasks: Schedule, *extents: Any) -> Schedule:
     def locate(t: Any) -> tuple[tuple[str, Any], ...]:
         place, batch = t, []
         if extents:
-            index = named(binary("div", t, per_plane), "plane")
+            index = named(by_plane(t), "plane")
             place = named(t - index * per_plane, "in_plane")
             for extent in reversed(inner[1:]):
                 outer = named(binary("div", index, extent), "plane")
@@ -262,6 +272,7 @@ def batched(tasks: Schedule, *extents: Any) -> Schedule:
         return (*tasks.locate(place), ("batch", tuple(reversed(batch))))
 
     _, (per_plane,) = _count("batched", tasks=tasks.count)
+    by_plane = Divisor(per_plane if extents else 1)
     total = binary("mul", tasks.count, count)
     return Schedule(tasks.name, total, locate, tasks.cluster, tasks.cluster_cols)
 
