@@ -36,7 +36,8 @@ from ..language.scalars import minimum_of
 CHUNK = 64  # tokens; rows of S^T a warpgroup, too
 LOG2_E = 1 / math.log(2)
 LEAST = -128.0  # of gates, base 2: 2**-128 is 0 in f32, and sums of gates of -inf are numbers
-ROW, COLUMN = rv[f32, CHUNK], rv[f32, CHUNK, "col"]
+ROW, COLUMN, PLAIN = (rv[f32, CHUNK, axis] for axis in ("row", "col", "plain"))
+WARPS = 4  # of a warpgroup
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,8 +59,18 @@ class Recurrence:
     def start(self, task: Any) -> None:
         """Score role: before the first chunk of a task."""
 
+    def products(self, task: Any, at: At) -> None:
+        """Score role: products that are issued before factors are made."""
+
+    def factors(self, task: Any, at: At, head: Any) -> tuple[Any, ...]:
+        """Score role, a warp a head (where `gated`): plain vectors, base 2.
+
+        The running sums of gates, the same less log2 of what else tokens are multiplied by, a, b.
+        """
+        raise NotImplementedError
+
     def scores(self, task: Any, at: At, head: int) -> tuple[Any, ...]:
-        """Score role: P of a head, f32 (64 x 64), masked; where decayed also vectors a and b.
+        """Score role: P of a head, f32 (64 x 64), masked; decayed but not `gated`, also a and b.
 
         None in place of P: it has been stored already.
 
@@ -108,7 +119,8 @@ class ChunkScan:
     Args:
         dtype: of operands. tasks: of `tasks_of`. heads: of a task. slices: of 64 columns of V.
         stages: of inputs. depth: of P and Y. reverse: time runs backwards.
-        decayed: there are a, b and r. packed: other sequences follow a sequence's tokens.
+        decayed: there are a, b and r. gated: `factors` makes them.
+        packed: other sequences follow a sequence's tokens.
         registers: of a thread of the score role, and of the state role, or None.
         turns: warpgroups of the score role, which take chunks in turn.
     """
@@ -117,24 +129,23 @@ class ChunkScan:
         self, dtype: Any, tasks: Any, *, heads: int = 1, slices: int = 1, stages: int = 3,
         depth: int = 2, reverse: bool = False, decayed: bool = False, packed: bool = False,
         blocks_per_sm: int = 1, registers: tuple[int | None, int | None] = (None, None),
-        scorers: int = 1, turns: int = 1,
+        turns: int = 1, gated: bool = False,
     ):  # fmt: skip
         self.dtype, self.heads, self.slices, self.depth = dtype, heads, slices, depth
-        self.scored = heads // scorers  # by a warpgroup of the score role
-        self.reverse, self.decayed, self.packed = reverse, decayed, packed
+        self.reverse, self.packed = reverse, packed
+        self.gated, self.decayed = gated, decayed or gated
         self.pipe = pipe = tc.roles(stages=stages, steps=1, tasks=tasks,
                                     blocks_per_sm=blocks_per_sm)  # fmt: skip
-        self.score = pipe.role("score", warpgroups=scorers * turns, turns=turns > 1,
-                               registers=registers[0])  # fmt: skip
+        self.score = pipe.role("score", warpgroups=turns, turns=turns > 1, registers=registers[0])
         self.state = pipe.role("state", warpgroups=heads * slices, registers=registers[1])
         p = pipe.ring(st[dtype, CHUNK, CHUNK], writer=self.score, count=heads, stages=depth)
         y = pipe.ring(st[dtype, CHUNK, CHUNK], writer=self.state, count=heads * slices,
                       stages=depth)  # fmt: skip
-        self.p, self.y, self.a, self.b = p, y, None, None
-        if decayed:
-            a = pipe.ring(sv[f32, CHUNK], writer=self.score, count=heads, beside=p)
-            b = pipe.ring(sv[f32, CHUNK], writer=self.score, count=heads, beside=p)
-            self.a, self.b = a, b
+        self.p, self.y = p, y
+        count = 4 if gated else 2 if decayed else 0
+        rings = [pipe.ring(sv[f32, CHUNK], writer=self.score, count=heads, beside=p)
+                 for _ in range(count)]  # fmt: skip
+        self.a, self.b, self.sums, self.less = (rings + [None] * 4)[:4]
 
     def at(self, task: Any, step: Any) -> At:
         """The chunk of a step."""
@@ -151,10 +162,19 @@ class ChunkScan:
 
         Factors of masked pairs may be infinite: masks come after.
         """
+        return self._differences(sums, tc.to_col_vector(sums))
+
+    def made_decays(self, head: int) -> Any:
+        """The same by what `factors` has made: with other factors of the tokens that come in."""
+        rows, cols = (self.less, self.sums) if self.reverse else (self.sums, self.less)
+        return self._differences(
+            tc.load(rows[head].tile, ROW), tc.load(cols[head].tile, COLUMN)
+        )
+
+    def _differences(self, rows: Any, cols: Any) -> Any:
         tile = tc.empty(rt[f32, CHUNK, CHUNK])
-        tc.broadcast_row(tile, sums)
-        behind = tc.to_col_vector(sums)
-        return tc.exp2(behind - tile if self.reverse else tile - behind)
+        tc.broadcast_row(tile, rows)
+        return tc.exp2(cols - tile if self.reverse else tile - cols)
 
     def place(self, task: Any, index: Any) -> tuple[Any, Any]:
         """Head and first column of V of a warpgroup of the state role."""
@@ -226,9 +246,11 @@ class ChunkScan:
 
     def _scores(self, work: Recurrence, task: Any, at: At) -> None:
         """Score role: P, a and b of a chunk of each head."""
-        for own in range(self.scored):
-            p, *factors = work.scores(task, at, own)
-            head = self.head(own)
+        work.products(task, at)
+        if self.gated:
+            self._factors(work, task, at)
+        for head in range(self.heads):
+            p, *factors = work.scores(task, at, head)
             if p is not None:
                 if self.packed and self.reverse:
                     tc.mask_cols(p, at.rows, 0.0)
@@ -236,11 +258,16 @@ class ChunkScan:
             for ring, vector in zip((self.a, self.b), factors, strict=False):
                 tc.store(ring[head].tile, vector)
 
-    def head(self, own: int) -> Any:
-        """Score role: which head of the task a warpgroup's own is."""
-        if self.scored == self.heads:
-            return own
-        return self.score.consumer * self.scored + own
+    def _factors(self, work: Recurrence, task: Any, at: At) -> None:
+        """A warp a head; the others do the same for nothing."""
+        rings = self.sums, self.less, self.a, self.b
+        with tc.warps():
+            head = tc.warp_id() % WARPS
+            made = work.factors(task, at, head)
+            with tc.when(head < self.heads):
+                for ring, vector in zip(rings, made, strict=True):
+                    tc.store(ring[head].tile, vector)
+        tc.sync()
 
     def _chunk(
         self, work: Recurrence, place: Any, head: Any, tiles: Any, sums: Any,

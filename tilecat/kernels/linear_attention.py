@@ -12,7 +12,17 @@ from typing import Any
 import tilecat as tc
 from tilecat import DTypeVar, bf16, f16, f32, gl, rt, st
 
-from .chunk_scan import CHUNK, LEAST, LOG2_E, ROW, At, ChunkScan, Recurrence, tasks_of
+from .chunk_scan import (
+    CHUNK,
+    LEAST,
+    LOG2_E,
+    PLAIN,
+    WARPS,
+    At,
+    ChunkScan,
+    Recurrence,
+    tasks_of,
+)
 
 T = DTypeVar("T", bf16, f16)
 
@@ -30,9 +40,8 @@ class Gated(Recurrence):
         self, scan: ChunkScan, tensors: Any, tiles: Any, scale: Any, g: Any, gamma: Any, dots: Any
     ):
         self.scan, self.tensors, self.tiles, self.scale = scan, tensors, tiles, scale
-        self.dots = dots
-        self.g, self.gamma, self.s = g, gamma, tc.empty(rt[f32, CHUNK, CHUNK])
-        self.ahead = [tc.empty(ROW) for _ in range(scan.scored if g is not None else 0)]
+        self.g, self.gamma, self.dots = g, gamma, dots
+        self.s = tc.empty(rt[f32, CHUNK, CHUNK])
 
     def load(self, task: Any, at: At) -> None:
         """Q, K and V of the heads of a task."""
@@ -40,41 +49,46 @@ class Gated(Recurrence):
             self.scan.load(tiles, tensor, task, at, columns=tiles not in self.tiles[:2])
 
     def start(self, task: Any) -> None:
-        """Gates of the first chunk; gates of heads."""
-        heads = [task.head * self.scan.heads + self.scan.head(i) for i in range(self.scan.scored)]
-        for own in range(len(self.ahead)):
-            self.fetch(task, own, self.scan.at(task, 0).row)
-        self.constant = [] if self.gamma is None else [tc.load(self.gamma[h], f32) for h in heads]
+        """Gates of the first chunk, and of the head."""
+        with tc.warps():
+            head = task.head * self.scan.heads + tc.warp_id() % WARPS
+            self.constant = 0.0 if self.gamma is None else tc.load(self.gamma[head], f32)
+            if self.g is not None:
+                self.ahead = tc.empty(PLAIN)
+                self.fetch(task, head, self.scan.at(task, 0).row)
 
-    def fetch(self, task: Any, own: int, row: Any) -> None:
-        """Loads the gates of a head's chunk, which are used a step later."""
-        place = self.g.at(task.batch, task.head * self.scan.heads + self.scan.head(own), row)
-        tc.copy(self.ahead[own], tc.load(place, ROW))
+    def fetch(self, task: Any, head: Any, row: Any) -> None:
+        """Loads the gates of a chunk, which are used a step later."""
+        place = self.g[:, :, : task.last].at(task.batch, head, row)
+        tc.copy(self.ahead, tc.load(place, PLAIN))
 
-    def gates(self, task: Any, at: At, own: int) -> Any:
-        """Gates of a chunk's tokens, base 2; 0 behind the last."""
-        g: Any = tc.zeros(ROW)
-        if self.ahead:
-            tc.copy(g, self.ahead[own])
-            self.fetch(task, own, at.row + (-CHUNK if self.scan.reverse else CHUNK))
-        if self.constant:
-            g = g + self.constant[own]
-        g = tc.maximum(g * LOG2_E, LEAST, nan=True)
-        return tc.select(tc.row_index(self.s) < at.rows, g, 0.0)
+    def products(self, task: Any, at: At) -> None:
+        """`Q K^T` of the first head."""
+        tc.mma_ABt(self.s, self.tiles[0][0], self.tiles[1][0], accumulate=False)
 
-    def scores(self, task: Any, at: At, own: int) -> tuple[Any, ...]:
-        """`Q K^T` times decays, and those to and from the ends of the chunk."""
-        (q, k, *_), s, head = self.tiles, self.s, self.scan.head(own)
-        tc.mma_ABt(s, q[head], k[head], accumulate=False)
-        if not self.scan.decayed:
-            tc.mma_wait()
-            return (self.scan.mask(s),)
-        g = self.gates(task, at, own)
-        before, behind = tc.cumsum(g), tc.cumsum(g, exclusive=True, reverse=True)
-        decays = self.scan.decays(before)
-        tc.mma_wait()
+    def factors(self, task: Any, at: At, head: Any) -> tuple[Any, ...]:
+        """Sums of gates, and decays to and from the ends of the chunk."""
+        g: Any = tc.zeros(PLAIN)
+        if self.g is not None:
+            tc.copy(g, self.ahead)
+            row = at.row + (-CHUNK if self.scan.reverse else CHUNK)
+            self.fetch(task, task.head * self.scan.heads + head, row)
+        g = tc.maximum((g + self.constant) * LOG2_E, LEAST, nan=True)
+        if self.gamma is not None:
+            g = tc.select(tc.row_index(g) < at.rows, g, 0.0)
+        sums = tc.cumsum(g)
+        before, behind = tc.exp2(sums), tc.exp2(tc.reduce_vector("sum", g) - sums)
         a, b = (behind, before) if self.scan.reverse else (before, behind)
-        return self.scan.mask(tc.mul(s, decays, out=s)), tc.exp2(a), tc.exp2(b)
+        return sums, sums, a, b
+
+    def scores(self, task: Any, at: At, head: int) -> tuple[Any, ...]:
+        """`Q K^T` times decays."""
+        (q, k, *_), s = self.tiles, self.s
+        if head > 0:
+            tc.mma_ABt(s, q[head], k[head], accumulate=False)
+        decays = self.scan.made_decays(head) if self.scan.gated else None
+        tc.mma_wait()
+        return (self.scan.mask(s if decays is None else tc.mul(s, decays, out=s)),)
 
     def result(self, task: Any, at: At, index: Any, y: Any) -> Any:
         """Times the scale; before it is rounded, its products with another tensor."""
@@ -92,7 +106,7 @@ def linear_attention(
     Q: gl[T, "B", "H", "T", "K"], K: gl[T, "B", "H", "T", "K"], V: gl[T, "B", "H", "T", "V"],
     O: gl[T, "B", "H", "T", "V"], scale: f32, *args, dim=64, heads=1, slices=1, stages=3, depth=2,
     reverse=False, g=False, gamma=False, dots=False, packed=False, start=False, end=False,
-    blocks_per_sm=1, registers=(None, None), scorers=1,
+    blocks_per_sm=1, registers=(None, None),
 ):  # fmt: skip
     """O, and states f32 [sequences, H, K, V] before and after; of a reversed scan over the scale.
 
@@ -107,9 +121,8 @@ def linear_attention(
     blocks = tc.cdiv(V.cols, CHUNK * slices)
     tasks = tasks_of(tc.cdiv(Q.size(1), heads), Q.size(0), Q.rows, blocks, starts)
     scan = ChunkScan(Q.dtype, tasks, heads=heads, slices=slices, stages=stages, depth=depth,
-                     reverse=reverse, decayed=g or gamma, packed=packed,
-                     blocks_per_sm=blocks_per_sm, registers=registers,
-                     scorers=scorers)  # fmt: skip
+                     reverse=reverse, gated=g or gamma, packed=packed,
+                     blocks_per_sm=blocks_per_sm, registers=registers)  # fmt: skip
     q, k = (scan.pipe.input(st[Q.dtype, CHUNK, dim], count=heads) for _ in range(2))
     v = scan.pipe.input(st[Q.dtype, CHUNK, CHUNK], count=heads * slices)
     tensors, tiles = [Q, K, V], [q, k, v]

@@ -13,7 +13,18 @@ from typing import Any
 import tilecat as tc
 from tilecat import DTypeVar, bf16, f16, f32, gl, rt, rv, s32, st
 
-from .chunk_scan import CHUNK, LEAST, LOG2_E, ROW, At, ChunkScan, Recurrence, tasks_of
+from .chunk_scan import (
+    CHUNK,
+    LEAST,
+    LOG2_E,
+    PLAIN,
+    ROW,
+    WARPS,
+    At,
+    ChunkScan,
+    Recurrence,
+    tasks_of,
+)
 
 T, TD = DTypeVar("T", bf16, f16), DTypeVar("TD", f32, bf16, f16)
 
@@ -42,8 +53,6 @@ class Ssd(Recurrence):
     def __post_init__(self) -> None:
         """Its registers."""
         self.s, self.p = tc.empty(rt[f32, CHUNK, CHUNK]), tc.empty(rt[f32, CHUNK, CHUNK])
-        self.ahead = [tc.empty(ROW) for _ in range(self.scan.scored)]
-        self.rates: list[Any] = []
 
     def load(self, task: Any, at: At) -> None:
         """C and B of the group, x (and z) of the heads of a task."""
@@ -55,52 +64,53 @@ class Ssd(Recurrence):
             tc.load_async(tiles, tensor.at(task.batch, group, at.row, 0))
 
     def start(self, task: Any) -> None:
-        """Of each head: A, the bias, and dt of the first chunk."""
-        self.rates = []
-        for own in range(self.scan.scored):
-            self.fetch(task, own, self.scan.at(task, 0).row)
-            where = task.head * self.scan.heads + self.scan.head(own)
-            bias = 0.0 if self.bias is None else tc.load(self.bias[where], f32)
-            self.rates.append((tc.load(self.A[where], f32) * LOG2_E, bias))
+        """Of the head of a warp: A, the bias, and dt of the first chunk."""
+        with tc.warps():
+            head = task.head * self.scan.heads + tc.warp_id() % WARPS
+            self.rate = tc.load(self.A[head], f32) * LOG2_E
+            self.offset = 0.0 if self.bias is None else tc.load(self.bias[head], f32)
+            self.ahead = tc.empty(PLAIN)
+            self.fetch(task, head, self.scan.at(task, 0).row)
 
-    def fetch(self, task: Any, own: int, row: Any) -> None:
-        """Loads dt of a head's chunk, which is used a step later."""
-        place = self.dt.at(task.batch, task.head * self.scan.heads + self.scan.head(own), row)
-        tc.copy(self.ahead[own], tc.load(place, ROW))
+    def fetch(self, task: Any, head: Any, row: Any) -> None:
+        """Loads dt of a chunk, which is used a step later."""
+        tc.copy(self.ahead, tc.load(self.dt.at(task.batch, head, row), PLAIN))
 
-    def steps(self, task: Any, at: At, own: int) -> tuple[Any, Any]:
-        """Dt of a chunk's tokens, and their gates, base 2; 0 behind the last."""
-        rate, bias = self.rates[own]
-        dt = self.ahead[own] + bias
-        self.fetch(task, own, at.row + (-CHUNK if self.scan.reverse else CHUNK))
+    def products(self, task: Any, at: At) -> None:
+        """`C B^T`, of all heads."""
+        tc.mma_ABt(self.s, *self.tiles[:2], accumulate=False)
+
+    def factors(self, task: Any, at: At, head: Any) -> tuple[Any, ...]:
+        """Sums of gates dt A, the same less log2 dt, decays to and from the ends of the chunk."""
+        dt = self.ahead + self.offset
+        row = at.row + (-CHUNK if self.scan.reverse else CHUNK)
+        self.fetch(task, task.head * self.scan.heads + head, row)
         dt = tc.softplus(dt) if self.softplus else dt
         if self.limits:
             dt = tc.minimum(tc.maximum(dt, self.limits[0], nan=True), self.limits[1], nan=True)
-        index = tc.row_index(self.s)
-        inside = index < at.rows
-        gates = tc.maximum(dt * rate, LEAST, nan=True)
+        index = tc.row_index(dt)
+        gates = tc.maximum(dt * self.rate, LEAST, nan=True)
         if self.sequences is not None:  # another than that of the token before: all is forgotten
             mine, before = (
-                tc.load(self.sequences.at(task.batch, at.row - i), rv[s32, CHUNK]) for i in (0, 1)
+                tc.load(self.sequences.at(task.batch, at.row - i), rv[s32, CHUNK, "plain"])
+                for i in (0, 1)
             )
             before = tc.select(index + at.row > 0, before, mine)
             gates = tc.select(before == mine, gates, LEAST)
-        return tc.select(inside, dt, 0.0), tc.select(inside, gates, 0.0)
+        inside = index < at.rows
+        dt, gates = tc.select(inside, dt, 0.0), tc.select(inside, gates, 0.0)
+        sums = tc.cumsum(gates)
+        before, behind = tc.exp2(sums), tc.exp2(tc.reduce_vector("sum", gates) - sums)
+        less = sums + tc.log2(dt) if self.scan.reverse else sums - tc.log2(dt)
+        a, b = (behind * dt, before) if self.scan.reverse else (before, behind * dt)
+        return sums, less, a, b
 
-    def scores(self, task: Any, at: At, own: int) -> tuple[Any, ...]:
-        """`C B^T` times decays and dt, and factors of the state."""
-        if own == 0:
-            tc.mma_ABt(self.s, *self.tiles[:2], accumulate=False)
-        dt, gates = self.steps(task, at, own)
-        before, behind = tc.cumsum(gates), tc.cumsum(gates, exclusive=True, reverse=True)
-        decays = self.scan.decays(before)
-        reverse, out, into = self.scan.reverse, tc.exp2(before), tc.exp2(behind)
-        if own == 0:
+    def scores(self, task: Any, at: At, head: int) -> tuple[Any, ...]:
+        """`C B^T` times decays and dt."""
+        decays = self.scan.made_decays(head)
+        if head == 0:
             tc.mma_wait()
-        tc.mul(self.s, decays, out=self.p)
-        tc.mul(self.p, dt if reverse else tc.to_col_vector(dt), out=self.p)
-        p = self.scan.mask(self.p)
-        return (p, into * dt, out) if reverse else (p, out, into * dt)
+        return (self.scan.mask(tc.mul(self.s, decays, out=self.p)),)
 
     def result(self, task: Any, at: At, index: Any, y: Any) -> Any:
         """Plus D x, times silu(z)."""
@@ -120,7 +130,7 @@ def ssd(
     X: gl[T, "B", "H", "T", "P"], dt: gl[TD, "B", "H", "T"], A: gl[f32, "H"],
     Bm: gl[T, "B", "G", "T", "N"], C: gl[T, "B", "G", "T", "N"], O: gl[T, "B", "H", "T", "P"],
     low: f32, high: f32, *args, dim=64, heads=1, slices=1, stages=3, depth=2, reverse=False,
-    softplus=False, limits=False, names=(), blocks_per_sm=1, registers=(None, None), scorers=1,
+    softplus=False, limits=False, names=(), blocks_per_sm=1, registers=(None, None),
 ):  # fmt: skip
     """O, and states f32 [sequences, H, P, N] before and after. G divides H, and heads H / G.
 
@@ -132,9 +142,8 @@ def ssd(
     starts = given.get("starts")
     tasks = tasks_of(tc.cdiv(X.size(1), heads), X.size(0), X.rows, blocks, starts)
     scan = ChunkScan(X.dtype, tasks, heads=heads, slices=slices, stages=stages, depth=depth,
-                     reverse=reverse, decayed=True, packed=starts is not None,
-                     blocks_per_sm=blocks_per_sm, registers=registers,
-                     scorers=scorers)  # fmt: skip
+                     reverse=reverse, gated=True, packed=starts is not None,
+                     blocks_per_sm=blocks_per_sm, registers=registers)  # fmt: skip
     c, b = (scan.pipe.input(st[X.dtype, CHUNK, dim]) for _ in range(2))
     x = scan.pipe.input(st[X.dtype, CHUNK, CHUNK], count=heads * slices)
     tensors, tiles = [C, Bm, X], [c, b, x]

@@ -231,7 +231,8 @@ def select(condition: Any, a: Any, b: Any, out: Any = None) -> Any:
 def row_index(tile: RegTile) -> Any:
     """The row of each element, as an s32 vector with one value a row; it broadcasts.
 
-    In a `tc.warps` block rows count from the warp's own tile.
+    In a `tc.warps` block rows count from the warp's own tile. Of a vector (a row vector, or a plain
+    one) the position of each element.
     """
     return _index("row", tile)
 
@@ -249,6 +250,8 @@ def col_index(tile: RegTile | RegVec) -> Any:
 
 def _index(axis: str, tile: Any) -> Any:
     kind = registers_of(tile, f"{axis}_index").type
+    if isinstance(kind, RegVecType) and kind.axis in (axis, "plain") and not kind.partial:
+        return wrap(add(Indices(vector_of(kind, s32), axis)).result)
     if not isinstance(kind, RegTileType):
         raise LayoutError(f"{axis}_index: wanted a register tile, got {kind}")
     return wrap(add(Indices(vector_of(kind.vector(axis), s32), axis)).result)

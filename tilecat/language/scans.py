@@ -52,7 +52,7 @@ def cumsum(
     """Running sum: `out[.., i] = sum over j <= i of x[.., j]`, in f32 or s32.
 
     Args:
-        x: a tile, or a row or column vector.
+        x: a tile, or a row or column vector; in a `tc.warps` block also a plain one.
         axis: of a tile, the index that runs: "col" sums along each row, "row" down each column.
         exclusive: sum over j < i.
         reverse: sum over j >= i (exclusive: j > i).

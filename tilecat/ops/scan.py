@@ -164,7 +164,7 @@ class Scan(Op):
     Args:
         name: a row of SCANS.
         axis: the index that runs: "row" or "col" of a tile; a vector's own.
-        x: a tile, or a row or column vector.
+        x: a tile, or a row or column vector; of a warp also a plain one.
         starts: conditions where segments start, of the shape of x or a vector of the axis; the
             sum starts anew at them (with `reverse`, seen from the other end, after them).
         scratch: shared memory where the line crosses warps.
@@ -185,10 +185,12 @@ class Scan(Op):
     def infer(self) -> tuple[TileType, ...]:
         """The type of x."""
         kind = self.x.type
-        plain = isinstance(kind, RegVecType) and (kind.partial or kind.axis == "plain")
-        if not isinstance(kind, RegTileType | RegVecType) or plain:
+        plain = isinstance(kind, RegVecType) and kind.axis == "plain" and kind.warps > 1
+        partial = isinstance(kind, RegVecType) and kind.partial
+        if not isinstance(kind, RegTileType | RegVecType) or plain or partial:
             raise LayoutError(
-                f"{self.label}: wanted a tile, or a whole row or column vector, got {kind}"
+                f"{self.label}: wanted a tile, or a whole row or column vector, got {kind}",
+                hint="a plain vector is scanned by a warp: in a tc.warps block" if plain else None,
             )
         require_numbers(self.label, kind.dtype)
         if self.starts is not None:
@@ -269,7 +271,9 @@ class Scan(Op):
     def _along(
         self, e: _Emitter, elements: list[Part], shown: list[Part], line: np.ndarray
     ) -> dict[int, str]:
-        """Steps of adjacent elements, over the four lanes of a quad."""
+        """Steps of adjacent elements, over the four lanes of a quad; of a plain vector over all."""
+        kind = self.x.type
+        lanes = 32 if isinstance(kind, RegVecType) and kind.axis == "plain" else 4
         found: dict[int, str] = {}
         carry = e.none()
         for group in e.ordered(line.tolist()):
@@ -277,7 +281,7 @@ class Scan(Op):
             own = elements[group[0]]
             for place in group[1:]:
                 own = e.combine(own, elements[place])
-            before, total = e.lanes(own, 1, 4)
+            before, total = e.lanes(own, 1, lanes)
             held = e.combine(carry, before)
             for place in group:
                 found[place] = e.combine(held, shown[place]).value
@@ -405,7 +409,7 @@ def _grid(kind: RegType) -> np.ndarray:
     """Element indices as [block of rows, half, step, adjacent]."""
     count = element_count(kind)
     if isinstance(kind, RegVecType):
-        run = 1 if kind.axis == "row" else kind.layout.fragment.run
+        run = kind.layout.fragment.run if kind.axis == "col" else 1
         if kind.axis == "row":
             return np.arange(count).reshape(-1, 2, 1, 1)
         return np.arange(count).reshape(1, 1, -1, run)
