@@ -6,6 +6,15 @@
 from .attention import attention
 from .fft_conv import FFTConv, fft_conv
 from .products import linear, matmul
+from .recurrences import (
+    chunk_lightning_attn,
+    chunk_linear_attn,
+    chunk_simple_gla,
+    mamba_chunk_scan_combined,
+)
 from .sdpa import sdpa, sdpa_replaced
 
-__all__ = ["FFTConv", "attention", "fft_conv", "linear", "matmul", "sdpa", "sdpa_replaced"]
+__all__ = [
+    "FFTConv", "attention", "chunk_lightning_attn", "chunk_linear_attn", "chunk_simple_gla",
+    "fft_conv", "linear", "mamba_chunk_scan_combined", "matmul", "sdpa", "sdpa_replaced",
+]  # fmt: skip

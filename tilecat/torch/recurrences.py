@@ -1,0 +1,309 @@
+"""Linear recurrences as operators of torch, with the arguments of the functions they replace.
+
+`tilecat::simple_gla` and `tilecat::simple_gla_backward`: `chunk_linear_attn`, `chunk_simple_gla`
+and `chunk_lightning_attn` of flash-linear-attention. `tilecat::ssd`: `mamba_chunk_scan_combined`
+of mamba-ssm, whose gradients are those of the gated linear attention that it is.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ..errors import LayoutError
+from ..linear_attention_backward_call import simple_gla_backward
+from ..linear_attention_call import lightning_decays, simple_gla
+from ..ssd_call import NO_LIMIT, ssd
+from .library import define, packed, torch
+
+NORM_EPS = 1e-10  # flash-linear-attention, fla/ops/linear_attn/utils.py
+
+
+def chunk_linear_attn(
+    q: Any, k: Any, v: Any, scale: float | None = None, initial_state: Any = None,
+    output_final_state: bool = False, normalize: bool = True,
+) -> tuple[Any, Any]:  # fmt: skip
+    """`tilecat.linear_attention` with gradients; normalised by default, as there.
+
+    Args:
+        q, k, v: B x T x H x K (V), bf16 or f16.
+        scale, initial_state, output_final_state: see `tilecat.simple_gla`.
+        normalize: divide by `scale q_t (k_1 + ... + k_t) + 1e-10`, sums in f32.
+
+    Returns:
+        (o, final state or None).
+
+    Raises:
+        LayoutError, DTypeError, ResourceError: as `tilecat.simple_gla`.
+    """
+    o, state = _attend(q, k, v, None, None, initial_state, None, scale, output_final_state)
+    if normalize:
+        factor = q.shape[-1] ** -0.5 if scale is None else scale
+        sums = (q.float() * factor * k.float().cumsum(1)).sum(-1, keepdim=True)
+        o = (o / (sums + NORM_EPS)).to(o.dtype)
+    return o, state
+
+
+def chunk_simple_gla(
+    q: Any, k: Any, v: Any, g: Any = None, g_gamma: Any = None, scale: float | None = None,
+    initial_state: Any = None, output_final_state: bool = False, cu_seqlens: Any = None,
+) -> tuple[Any, Any]:  # fmt: skip
+    """`tilecat.simple_gla` with gradients of q, k, v, g and initial_state.
+
+    Args:
+        q, k, v, g, g_gamma, scale, initial_state, output_final_state, cu_seqlens: see there;
+            offsets of 64 bits are converted.
+
+    Returns:
+        (o, final state or None).
+
+    Raises:
+        LayoutError: a g_gamma that wants a gradient; else as `tilecat.simple_gla`.
+    """
+    return _attend(
+        q, k, v, g, g_gamma, initial_state, cu_seqlens, scale, output_final_state
+    )
+
+
+def chunk_lightning_attn(
+    q: Any, k: Any, v: Any, layer_idx: int, num_layers: int, scale: float | None = None,
+    initial_state: Any = None, output_final_state: bool = False, cu_seqlens: Any = None,
+) -> tuple[Any, Any]:  # fmt: skip
+    """`tilecat.lightning_attn` with gradients.
+
+    Args:
+        q, k, v, layer_idx, num_layers, scale, initial_state, output_final_state, cu_seqlens: see
+            there.
+
+    Returns:
+        (o, final state or None).
+
+    Raises:
+        LayoutError, DTypeError, ResourceError: as `tilecat.lightning_attn`.
+    """
+    gamma = lightning_decays(q, layer_idx, num_layers)
+    return _attend(q, k, v, None, gamma, initial_state, cu_seqlens, scale, output_final_state)
+
+
+def mamba_chunk_scan_combined(
+    x: Any, dt: Any, A: Any, B: Any, C: Any, chunk_size: int, D: Any = None, z: Any = None,
+    dt_bias: Any = None, initial_states: Any = None, seq_idx: Any = None, cu_seqlens: Any = None,
+    dt_softplus: bool = False, dt_limit: tuple[float, float] = NO_LIMIT,
+    return_final_states: bool = False,
+) -> Any:  # fmt: skip
+    """`tilecat.ssd` with gradients of all floats.
+
+    The forward is one kernel. Gradients come from `tilecat.simple_gla_backward` of
+    `simple_gla(C, B, dt x, dt A)`, and from torch for what is around it.
+
+    Args:
+        x, dt, A, B, C, chunk_size, D, z, dt_bias, initial_states, seq_idx, cu_seqlens, dt_softplus,
+            dt_limit, return_final_states: see there.
+
+    Returns:
+        y, or (y, final states).
+
+    Raises:
+        LayoutError, DTypeError, ResourceError: as `tilecat.ssd`.
+    """
+    del chunk_size
+    y, states = _mamba(
+        x, dt, A, B, C, D, z, dt_bias, initial_states, _offsets(seq_idx), _offsets(cu_seqlens),
+        bool(dt_softplus), float(dt_limit[0]), float(dt_limit[1]), bool(return_final_states),
+    )  # fmt: skip
+    return (y, states) if return_final_states else y
+
+
+def _offsets(x: Any) -> Any:
+    """Whole numbers as s32."""
+    return x if x is None or x.dtype == torch.int32 else x.to(torch.int32)
+
+
+def _attend(
+    q: Any, k: Any, v: Any, g: Any, gamma: Any, state: Any, starts: Any, scale: float | None,
+    wants_state: bool,
+) -> tuple[Any, Any]:  # fmt: skip
+    factor = q.shape[-1] ** -0.5 if scale is None else scale
+    o, last = _gla(q, k, v, g, state, gamma, _offsets(starts), factor, bool(wants_state))
+    return o, last if wants_state else None
+
+
+# ---- simple GLA
+
+
+def _kernel(
+    q: Any, k: Any, v: Any, g: Any, state: Any, gamma: Any, starts: Any, scale: float,
+    wants_state: bool,
+) -> tuple[Any, Any]:  # fmt: skip
+    o, last = simple_gla(
+        q, k, v, g, gamma, scale, initial_state=state, output_final_state=wants_state,
+        cu_seqlens=starts,
+    )  # fmt: skip
+    return o, q.new_empty(0, dtype=torch.float32) if last is None else last
+
+
+def _fake(
+    q: Any, k: Any, v: Any, g: Any, state: Any, gamma: Any, starts: Any, scale: float,
+    wants_state: bool,
+) -> tuple[Any, Any]:  # fmt: skip
+    sequences = q.shape[0] if starts is None else starts.shape[0] - 1
+    shape = (sequences, q.shape[2], q.shape[3], v.shape[3]) if wants_state else (0,)
+    return v.new_empty(v.shape), q.new_empty(shape, dtype=torch.float32)
+
+
+def _backward_kernel(
+    do: Any, q: Any, k: Any, v: Any, g: Any, state: Any, d_last: Any, gamma: Any, starts: Any,
+    scale: float,
+) -> tuple[Any, ...]:  # fmt: skip
+    made = simple_gla_backward(
+        do, q, k, v, g, gamma, scale, initial_state=state, d_final_state=d_last,
+        cu_seqlens=starts,
+    )  # fmt: skip
+    return tuple(q.new_empty(0, dtype=torch.float32) if x is None else x for x in made)
+
+
+def _backward_fake(
+    do: Any, q: Any, k: Any, v: Any, g: Any, state: Any, *rest: Any
+) -> tuple[Any, ...]:
+    none = q.new_empty(0, dtype=torch.float32)
+    more = (none.clone() if x is None else x.new_empty(x.shape) for x in (g, state))
+    return (*(x.new_empty(x.shape) for x in (q, k, v)), *more)
+
+
+class _Gla(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(
+        ctx: Any, run: Any, q: Any, k: Any, v: Any, g: Any, state: Any, rest: tuple[Any, ...]
+    ) -> tuple[Any, Any]:
+        gamma, starts, ctx.scale, wants_state = rest
+        if gamma is not None and gamma.requires_grad:
+            raise LayoutError("simple_gla: gradients are of q, k, v, g and initial_state, got "
+                              "g_gamma with requires_grad", hint="g_gamma.detach()")  # fmt: skip
+        ctx.save_for_backward(q, k, v, g, state, gamma, starts)
+        ctx.set_materialize_grads(False)
+        return run(q, k, v, g, state, *rest)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, do: Any, d_last: Any) -> tuple[Any, ...]:
+        q, k, v, g, state, gamma, starts = ctx.saved_tensors
+        if do is None and (d_last is None or not d_last.numel()):
+            return (None,) * 7
+        do = torch.zeros_like(v) if do is None else packed(do)
+        d_last = None if d_last is None or not d_last.numel() else packed(d_last)
+        dq, dk, dv, dg, ds = _gla_backward(do, q, k, v, g, state, d_last, gamma, starts, ctx.scale)
+        return (
+            None, dq, dk, dv, None if g is None else dg, None if state is None else ds, None
+        )  # fmt: skip
+
+
+def _differentiable(run: Any, q: Any, k: Any, v: Any, g: Any, state: Any, *rest: Any) -> Any:
+    return _Gla.apply(run, q, k, v, g, state, rest)
+
+
+def _flops(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
+    """Of chunks of 64: scores and their sums, and the state's two products."""
+    return int(math.prod(q[:3]) * (2 * 64 * (q[3] + v[3]) + 4 * q[3] * v[3]))
+
+
+def _backward_flops(_: Any, q: Any, k: Any, v: Any, *__: Any, **___: Any) -> int:
+    return 3 * _flops(q, k, v)
+
+
+_gla = define(
+    "simple_gla(Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? state, Tensor? gamma, "
+    "Tensor? cu_seqlens, float scale, bool wants_state) -> (Tensor, Tensor)",
+    _kernel, _fake, _differentiable, flops=_flops, cast=3,
+)  # fmt: skip
+_gla_backward = define(
+    "simple_gla_backward(Tensor do, Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? state, "
+    "Tensor? d_last, Tensor? gamma, Tensor? cu_seqlens, float scale) "
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _backward_kernel, _backward_fake, flops=_backward_flops,
+)  # fmt: skip
+
+
+# ---- Mamba-2
+
+
+def _mamba_kernel(
+    x: Any, dt: Any, A: Any, B: Any, C: Any, D: Any, z: Any, bias: Any, states: Any, seq_idx: Any,
+    starts: Any, softplus: bool, low: float, high: float, wants_states: bool,
+) -> tuple[Any, Any]:  # fmt: skip
+    made = ssd(x, dt, A, B, C, 64, D, z, bias, states, seq_idx, starts, softplus, (low, high),
+               wants_states)  # fmt: skip
+    return made if wants_states else (made, x.new_empty(0, dtype=torch.float32))
+
+
+def _mamba_fake(
+    x: Any, dt: Any, A: Any, B: Any, C: Any, D: Any, z: Any, bias: Any, states: Any, seq_idx: Any,
+    starts: Any, softplus: bool, low: float, high: float, wants_states: bool,
+) -> tuple[Any, Any]:  # fmt: skip
+    sequences = x.shape[0] if starts is None else starts.shape[0] - 1
+    shape = (sequences, x.shape[2], x.shape[3], B.shape[3]) if wants_states else (0,)
+    return x.new_empty(x.shape), x.new_empty(shape, dtype=torch.float32)
+
+
+def _as_gla(
+    x: Any, dt: Any, A: Any, B: Any, C: Any, D: Any, z: Any, bias: Any, states: Any, seq_idx: Any,
+    starts: Any, softplus: bool, low: float, high: float, wants_states: bool,
+) -> tuple[Any, Any]:  # fmt: skip
+    """The same by simple GLA and torch, which have gradients."""
+    steps = dt.float() if bias is None else dt.float() + bias
+    steps = torch.nn.functional.softplus(steps) if softplus else steps
+    steps = steps.clamp(low, high)
+    gates = steps * A
+    if seq_idx is not None:
+        breaks = torch.nn.functional.pad(seq_idx[:, 1:] != seq_idx[:, :-1], (1, 0))
+        gates = gates.masked_fill(breaks[..., None], -math.inf)
+    group = x.shape[2] // B.shape[2]
+    keys, queries = (y.repeat_interleave(group, 2) for y in (B, C))
+    values = (x * steps[..., None]).to(x.dtype)
+    state = None if states is None else states.mT.contiguous()
+    y, last = _gla(queries, keys, values, gates, state, None, starts, 1.0, wants_states)
+    if D is not None:
+        y = (y + x * (D if D.ndim == 2 else D[:, None])).to(x.dtype)
+    if z is not None:
+        y = (y * torch.nn.functional.silu(z.float())).to(x.dtype)
+    return y, last.mT if wants_states else last
+
+
+class _Mamba(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, run: Any, *args: Any) -> tuple[Any, Any]:
+        ctx.save_for_backward(*args[:11])
+        ctx.options = args[11:]
+        ctx.set_materialize_grads(False)
+        return run(*args)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, dy: Any, d_states: Any) -> tuple[Any, ...]:
+        wants = ctx.needs_input_grad[1:12]
+        leaves: list[Any] = [
+            x if x is None else x.detach().requires_grad_(want)
+            for x, want in zip(ctx.saved_tensors, wants, strict=True)
+        ]
+        with torch.enable_grad():
+            made = _as_gla(*leaves, *ctx.options)
+        pairs = [(y, dy) for y, dy in zip(made, (dy, d_states), strict=True)
+                 if dy is not None and y.requires_grad]  # fmt: skip
+        asked = [x for x, want in zip(leaves, wants, strict=True) if want]
+        if not pairs:
+            return (None,) * 16
+        found = iter(torch.autograd.grad(
+            [y for y, _ in pairs], asked, [dy for _, dy in pairs], allow_unused=True
+        ))  # fmt: skip
+        return (None, *(next(found) if want else None for want in wants), *(None,) * 4)
+
+
+def _mamba_flops(x: Any, dt: Any, A: Any, B: Any, *_: Any, **__: Any) -> int:
+    tokens = x[0] * x[1]
+    return int(tokens * (x[2] * (2 * 64 * x[3] + 4 * x[3] * B[3]) + 2 * 64 * B[2] * B[3]))
+
+
+_mamba = define(
+    "ssd(Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor? D, Tensor? z, Tensor? dt_bias, "
+    "Tensor? states, Tensor? seq_idx, Tensor? cu_seqlens, bool softplus, float low, float high, "
+    "bool wants_states) -> (Tensor, Tensor)",
+    _mamba_kernel, _mamba_fake, lambda run, *args: _Mamba.apply(run, *args), flops=_mamba_flops,
+    cast=1,
+)  # fmt: skip
