@@ -16,6 +16,8 @@ from ..linear_attention_call import lightning_decays, simple_gla
 from ..ssd_call import NO_LIMIT, ssd
 from .library import define, packed, torch
 
+once_differentiable = torch.autograd.function.once_differentiable
+
 NORM_EPS = 1e-10  # flash-linear-attention, fla/ops/linear_attn/utils.py
 
 
@@ -184,6 +186,7 @@ class _Gla(torch.autograd.Function):  # type: ignore[misc]
         return run(q, k, v, g, state, *rest)  # type: ignore[no-any-return]
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, do: Any, d_last: Any) -> tuple[Any, ...]:
         q, k, v, g, state, gamma, starts = ctx.saved_tensors
         if do is None and (d_last is None or not d_last.numel()):
@@ -276,6 +279,7 @@ class _Mamba(torch.autograd.Function):  # type: ignore[misc]
         return run(*args)  # type: ignore[no-any-return]
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, dy: Any, d_states: Any) -> tuple[Any, ...]:
         wants = ctx.needs_input_grad[1:12]
         leaves: list[Any] = [
