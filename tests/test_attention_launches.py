@@ -87,3 +87,19 @@ def test_a_known_call_looks_at_nothing_again(gpu, monkeypatch):  # noqa: F811
         made = call(*given, **options)
         assert [tuple(x.shape) for x in made] == [tuple(x.shape) for x in given[1:4]]
     assert len(gpu.ran) == 12
+
+
+def test_outputs_of_the_forward_and_of_decoding_alone_are_allocated(gpu, monkeypatch):  # noqa: F811
+    """A log-sum-exp that nobody asks for goes where all of them go."""
+    q, k, v = (tensor(ptr=START + i * STEP) for i in range(3))
+    short = q.like(shape=(B, 1, H, D), stride=(H * D, H * D, D, 1))
+    caches = [x.like(shape=(B, L, H, D), stride=(L * H * D, H * D, D, 1)) for x in (k, v)]
+    for function, given in ((tc.attention, (q, k, v)), (tc.attention_decode, (short, *caches))):
+        ready._calls.clear()
+        sizes = []
+        for read in (False, False, True, True):
+            out = function(*given, return_lse=read)
+            sizes.append(len(out) if isinstance(out, tuple) else 1)
+        assert sizes == [1, 1, 2, 2]
+        counts = {len(known.makers) for known in ready._calls.values()}
+        assert counts == {1, 2}

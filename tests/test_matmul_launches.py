@@ -85,11 +85,13 @@ def gpu(monkeypatch):
     """What was launched, and how often a kernel was made ready."""
     cuda, found = installed(monkeypatch), SimpleNamespace(ran=[], learnt=0, stream=0)
     found.cuda = cuda
-    monkeypatch.setattr(workspace, "_memories", {})
+    for memory in ("_memories", "_unread"):
+        monkeypatch.setattr(workspace, memory, {})
     current = SimpleNamespace(_cuda_getCurrentRawStream=lambda index: found.stream + index)
     torch = SimpleNamespace(
         Tensor=Tensor, nn=SimpleNamespace(Parameter=Parameter), _C=current, **DTYPES,
-        empty=lambda shape, dtype, device: Tensor(shape, dtype, device=int(device[-1])),
+        empty_strided=lambda shape, stride, dtype, device: Tensor(
+            shape, dtype, stride, device=int(device[-1])),
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, "torch", torch)
     monkeypatch.setitem(sys.modules, "torch.nn", torch.nn)

@@ -65,7 +65,7 @@ def attention_backward(
     starts = None if cu_seqlens_q is cu_seqlens_k is None else (cu_seqlens_q, cu_seqlens_k)
     options = Options(causal, window, scale, softcap, bias, mask_mod, score_mod, None, starts)
     given = (dout, q, k, v, out, lse)
-    key = key_of(given, (kernel, bool(deterministic), causal, window, scale, softcap, bias,
+    key = key_of(given, ("backward", bool(deterministic), causal, window, scale, softcap, bias,
                          mask_mod, score_mod, starts))  # fmt: skip
     made = again(key, given) or _run(key, given, options, bool(deterministic))
     return made[0], made[1], made[2]

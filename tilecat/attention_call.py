@@ -12,8 +12,8 @@ from .errors import DTypeError, LayoutError, ResourceError
 from .kernels.attention_forward import attention_forward as kernel
 from .kernels.attention_scores import Mods
 from .operators import num_sms
-from .ready import Launch, again, key_of, present, remember
-from .runtime.arrays import ArrayView, allocator, empty, view
+from .ready import Launch, Results, again, allocate, key_of, present, remember
+from .runtime.arrays import ArrayView, empty, view
 
 SCALE_HINT = "for a negative scale, negate q; for zero, every output is the mean of v"
 
@@ -80,9 +80,10 @@ def attention(
     factors = None if scale_q is scale_k is scale_v is None else (scale_q, scale_k, scale_v)
     options = (causal, window, scale, softcap, bias, mask_mod, score_mod, sinks, starts, factors)
     tensors = q, k, v, out, lse
-    key, given = key_of(tensors, (kernel, *options)), present(tensors)
+    key, given = key_of(tensors, ("forward", return_lse, *options)), present(tensors)
     made = again(key, given)
-    made = _run(key, given, out, lse, Options(*options)) if made is None else made
+    if made is None:
+        made = _run(key, given, out, lse, return_lse, Options(*options))
     return results_of(made, out, lse, return_lse)
 
 
@@ -105,9 +106,9 @@ def is_short(error: ResourceError) -> bool:
 
 
 def _run(
-    key: Any, given: tuple[Any, ...], out: Any, lse: Any, options: Options
+    key: Any, given: tuple[Any, ...], out: Any, lse: Any, read: bool, options: Options
 ) -> tuple[Any, ...]:
-    """Checks, chooses, launches; what was not given of output and log-sum-exp."""
+    """Checks, chooses, launches; what was not given of output and (if it is read) log-sum-exp."""
     q, k, v, *_ = given
     if options.starts is not None:
         q, k, v = (heads_first(name, x) for name, x in (("q", q), ("k", k), ("v", v)))
@@ -121,14 +122,15 @@ def _run(
     edges, args = options.edges()
     mods, more = options.mods(shape)
     columns = value.shape[3]
-    makers, made, (out, lse) = _results(
-        given[0], (batch, heads, queries, columns), dtype, out, lse, bool(starts)
+    found = _results(
+        given[0], (batch, heads, queries, columns), dtype, out, lse, read, bool(starts)
     )
+    out, lse = found.arrays
     whole = (heads_first("out", out), lse[None]) if starts else (out, lse)
     if length == 0 or columns == 0:
         whole[0][...] = 0
         whole[1][...] = -math.inf if options.sinks is None else options.sinks[None, :, None]
-        return made
+        return found.made
     if queries == 1 and edges.right and edges.from_end:  # its own key is the last
         edges, args = replace(edges, right=False), args[: edges.left]
     if not (starts or factors or edges.left or edges.right) and mods == Mods():
@@ -157,8 +159,8 @@ def _run(
             if not is_short(error) or params["tile_k"] <= NARROWEST:
                 raise
             _eased[edges, mods] = _eased.get((edges, mods), 0) + 1
-    remember(key, given, makers, made, [launch])
-    return made
+    remember(key, given, found.makers, found.made, [launch], shared=found.shared)
+    return found.made
 
 
 def _heads_as_rows(q: Any, out: Any, lse: Any, groups: int) -> tuple[Any, Any, Any]:
@@ -205,15 +207,17 @@ def heads_first(name: str, x: Any) -> Any:
 
 
 def _results(
-    like: Any, shape: tuple[int, int, int, int], dtype: str, out: Any, lse: Any, packed: bool
-) -> tuple[tuple[Any, ...], tuple[Any, ...], tuple[Any, Any]]:
-    """What allocates results that are not given, what it gave, and the results.
+    like: Any, shape: tuple[int, int, int, int], dtype: str, out: Any, lse: Any, read: bool,
+    packed: bool,
+) -> Results:  # fmt: skip
+    """Results that fit, or new ones.
 
     Args:
         like: q, as given.
         shape: B, H, Lq, Dv.
         dtype: of the output.
         out, lse: given, or None.
+        read: whether anybody reads the log-sum-exp.
         packed: whether they have no axis of batches, and out has its heads behind its rows.
 
     Raises:
@@ -229,12 +233,7 @@ def _results(
         check_array("out", out, whole, known, names[0])
     if lse is not None:
         check_array("lse", lse, rows, ("f32",), names[1])
-    makers = tuple(
-        allocator(like, size, kind)
-        for given, size, kind in ((out, whole, dtype), (lse, rows, "f32")) if given is None
-    )
-    made = tuple(make() for make in makers)
-    return makers, made, results_of(made, out, lse, True)
+    return allocate(like, out, lse, read, (whole, rows), dtype)
 
 
 def _check_shapes(query: ArrayView, keys: ArrayView, value: ArrayView) -> tuple[int, int, int, int]:

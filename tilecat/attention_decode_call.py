@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import reprlib
-from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
@@ -19,8 +18,8 @@ from .kernels.attention_decode import BESIDE, ROWS
 from .kernels.attention_decode import attention_decode as kernel
 from .kernels.attention_scores import Edges
 from .operators import num_sms
-from .ready import Launch, again, key_of, present, remember
-from .runtime.arrays import ArrayView, allocator, tma_ok, view
+from .ready import Launch, again, allocate, key_of, present, remember
+from .runtime.arrays import ArrayView, tma_ok, view
 from .runtime.workspace import workspace
 
 MAX_QUERIES = 16
@@ -79,14 +78,14 @@ def attention_decode(
     Example: `y = tc.attention_decode(q, k, v, cache_seqlens=lengths, block_table=table)`
     """
     tensors = q, k_cache, v_cache, cache_seqlens, block_table, out, lse
-    key = key_of(tensors, (kernel, causal, window, scale, softcap, sinks))
+    key = key_of(tensors, ("decode", return_lse, causal, window, scale, softcap, sinks))
     given = present(tensors)
     made = again(key, given)
     if made is None:
         options = Options("bottom-right" if causal else False, window, scale, softcap, None, None,
                           None, sinks, None)  # fmt: skip
         call = _Call(q, k_cache, v_cache, cache_seqlens, block_table, options)
-        made = call.run(key, given, out, lse)
+        made = call.run(key, given, out, lse, return_lse)
     return results_of(made, out, lse, return_lse)
 
 
@@ -121,33 +120,26 @@ class _Call:
         shape = (self.batch, self.heads, self.queries, self.room)
         self.mods, self.more = options.mods(shape)
 
-    def run(self, key: Any, given: tuple[Any, ...], out: Any, lse: Any) -> tuple[Any, ...]:
-        """Launches; what was not given: output, log-sum-exp."""
+    def run(
+        self, key: Any, given: tuple[Any, ...], out: Any, lse: Any, read: bool
+    ) -> tuple[Any, ...]:
+        """Launches; what was not given of output and (if it is read) log-sum-exp."""
         q, k, v = self.arrays
-        makers: list[Callable[[], Any]] = []
-        made: list[Any] = []
-
-        def result(name: str, value: Any, shape: tuple[int, ...], dtype: str, axes: str) -> Any:
-            if value is not None:
-                _check_result(name, value, shape, dtype, axes)
-                return value
-            makers.append(allocator(q, shape, dtype))
-            made.append(makers[-1]())
-            return made[-1]
-
         whole = (self.batch, self.queries, self.heads, self.dim_v)
         rows = (self.batch, self.heads, self.queries)
-        out = result("out", out, whole, self.dtype, "B x Lq x H x Dv")
-        lse = result("lse", lse, rows, "f32", "B x H x Lq")
+        _check_result("out", out, whole, self.dtype, "B x Lq x H x Dv")
+        _check_result("lse", lse, rows, "f32", "B x H x Lq")
+        found = allocate(q, out, lse, read, (whole, rows), self.dtype)
+        out, lse = found.arrays
         if 0 in whole or self.room == 0:
             out[...] = 0
             lse[...] = -math.inf if self.sinks is None else self.sinks[None, :, None]
-            return tuple(made)
+            return found.made
         params = self.params()
         splits = params.pop("splits")
-        memory = partial(self.memory, splits, params["consumers"]) if splits > 1 else None
+        memory = partial(self.memory, splits, params["consumers"]) if splits > 1 else _nothing
         args = [x for x in (self.table, self.lengths) if x is not None]
-        args += [*(memory(q) if memory else ()), *self.limits, *self.more]
+        args += [*memory(q), *self.limits, *self.more]
         launch = Launch(
             kernel,
             (q.reshape(-1, self.dim), k, v, out.reshape(-1, self.dim_v), lse.reshape(-1)),
@@ -156,8 +148,10 @@ class _Call:
              "edges": self.edges, "mods": self.mods},
         )  # fmt: skip
         launch.run()
-        remember(key, given, tuple(makers), tuple(made), [launch], shared=memory)
-        return tuple(made)
+        unread = found.shared or _nothing
+        remember(key, given, found.makers, found.made, [launch],
+                 shared=lambda like: (*memory(like), *unread(like)))  # fmt: skip
+        return found.made
 
     @property
     def rows(self) -> int:
@@ -167,8 +161,9 @@ class _Call:
     def params(self) -> dict[str, Any]:
         """Tiles, and how many tasks share a sequence."""
         wide, wide_v = tile_dim(self.dim), tile_dim(self.dim_v)
-        tile_k = 64 if max(wide, wide_v) > WIDE or self.page == 192 else 128
-        consumers = min(-(-self.rows // ROWS), 2 if max(wide, wide_v) < TILE_DIMS[-1] else 1)
+        widest = max(wide, wide_v)
+        consumers = min(-(-self.rows // ROWS), 2 if widest < TILE_DIMS[-1] else 1)
+        tile_k = 64 if widest * consumers > WIDE or self.page == 192 else 128
         free = SHARED_BYTES - 2 * consumers * ROWS * wide
         stages = min(free // (2 * tile_k * (wide + wide_v)), MAX_STAGES)
         units = self.batch * self.groups * -(-self.rows // (ROWS * consumers))
@@ -184,6 +179,10 @@ class _Call:
         tiles = -(-self.rows // (ROWS * consumers)) * consumers
         parts = self.batch * self.groups * tiles * splits
         return workspace(like, parts, min(self.rows, ROWS), self.dim_v + BESIDE, "f32")
+
+
+def _nothing(_: Any) -> tuple[Any, ...]:
+    return ()
 
 
 @lru_cache(maxsize=4096)
@@ -280,6 +279,8 @@ def _check_pages(keys: ArrayView, value: ArrayView) -> int:
 def _check_result(
     name: str, value: Any, shape: tuple[int, ...], dtype: str, axes: str
 ) -> None:
+    if value is None:
+        return
     array = check_array(name, value, shape, (dtype,), axes)
     steps = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
     for extent, stride, step in zip(shape, array.strides, steps, strict=True):

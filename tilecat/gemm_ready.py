@@ -205,6 +205,9 @@ def tokens(*options: Any) -> tuple[Any, ...] | None:
     """
     found: list[Any] = []
     for x in options:
+        if x is None:
+            found.append(None)
+            continue
         kind = type(x)
         if kind in TENSORS:
             found.append((x.data_ptr(), x.get_device(), x.dtype, x.shape, x.stride()))
@@ -217,7 +220,7 @@ def tokens(*options: Any) -> tuple[Any, ...] | None:
             if inner is None:
                 return None
             found.append(inner)
-        elif x is None or callable(x) and _is_hashable(x):
+        elif callable(x) and _is_hashable(x):
             found.append(remembered(x))
         else:
             return None

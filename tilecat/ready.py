@@ -6,13 +6,16 @@ choices: of addresses seen before the launches are at hand, else the addresses i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from .driver import KernelFunction, Movable
 from .gemm_ready import tokens
-from .runtime.arrays import TENSORS
+from .runtime.arrays import TENSORS, allocator
+from .runtime.workspace import unread
 
 MAX_CALLS = 4096  # layouts remembered, and launches of each
 
@@ -90,6 +93,52 @@ def key_of(tensors: tuple[Any, ...], options: tuple[Any, ...]) -> tuple[Any, ...
             return None
     named = tokens(*options)
     return None if named is None else (*found, *named)
+
+
+@dataclass(frozen=True)
+class Results:
+    """What a call writes.
+
+    Args:
+        arrays: all of it.
+        makers: allocate what was not given, and is read.
+        made: what they gave, part of arrays.
+        shared: of a tensor: what is written and not read, memory of the device; or None.
+    """
+
+    arrays: tuple[Any, ...]
+    makers: tuple[Callable[[], Any], ...]
+    made: tuple[Any, ...]
+    shared: Callable[[Any], tuple[Any, ...]] | None
+
+
+def allocate(
+    like: Any, out: Any, lse: Any, read: bool, shapes: tuple[Any, Any], dtype: str
+) -> Results:  # fmt: skip
+    """The output and the log-sum-exp of a call.
+
+    Args:
+        like: an array of the call.
+        out, lse: given, or None.
+        read: whether anybody reads the log-sum-exp.
+        shapes: of both.
+        dtype: of the output; sums are f32.
+    """
+    makers = [allocator(like, shapes[0], dtype)] if out is None else []
+    shared = None
+    if lse is None and not read and type(like) in TENSORS and like.is_cuda:
+        count = math.prod(shapes[1])
+        lse = unread(like, count)[:count].reshape(shapes[1])
+        shared = partial(_unread, count)
+    elif lse is None:
+        makers.append(allocator(like, shapes[1], "f32"))
+    made = tuple([make() for make in makers])
+    arrays = made[0] if out is None else out, made[-1] if lse is None else lse
+    return Results(arrays, tuple(makers), made, shared)
+
+
+def _unread(count: int, like: Any) -> tuple[Any, ...]:
+    return (unread(like, count),)
 
 
 def present(tensors: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -23,7 +23,7 @@ import tilecat as tc
 from tilecat import DTypeVar, bf16, f16, f32, gl, rt, rv, s32, st
 
 from ..language.scalars import minimum_of
-from .attention_scores import LOG2_E, Edges, Mods, clamp, maximum_of
+from .attention_scores import LOG2_E, Edges, Mods, clamp
 from .score_mods import At
 
 T = DTypeVar("T", bf16, f16)
@@ -31,7 +31,7 @@ ALL, PLAIN = Edges(from_end=True), Mods()
 ROWS = 64  # of a consumer's tile
 LOWEST = -1e30  # where maxima start: finite, for with -inf a block of -inf scores would give NaN
 BESIDE = 4  # columns beside a part's sums: its log-sum-exp, and 16 bytes to keep rows aligned
-TOGETHER = 8  # parts of a row whose loads are under way at a time
+TOGETHER = 8  # parts whose loads are under way at a time
 SHIFT = 24  # of the division of rows by heads: exact for rows x heads below 2**24
 MEETING = 15  # named barrier of all consumers
 
@@ -102,7 +102,7 @@ class Cache:
 
 
 def tasks_of(batch, rows, groups, lengths, room, splits, tall, sight_of):
-    """Parts of key blocks: of a tile of rows all `splits`, then of the next.
+    """Parts of key blocks: of a sequence's first all heads, whose keys lie side by side, and so on.
 
     Coordinates: batch, head (of keys), tile, part, unit (number of the tile), keys, behind
     (the first block behind those of the part), steps.
@@ -111,15 +111,17 @@ def tasks_of(batch, rows, groups, lengths, room, splits, tall, sight_of):
     count = batch * groups * tiles * splits
 
     def locate(t):
-        unit = t // splits
-        part, plane = t - unit * splits, unit // tiles
-        entry = plane // groups
+        plane = t // tiles
+        part = plane // groups
+        head, entry = plane - part * groups, part // splits
+        part, tile = part - entry * splits, t - plane * tiles
         keys = room if lengths is None else clamp(tc.load(lengths[entry], s32), 0, room)
         low, end = sight_of(keys).blocks(0, rows.queries)
         first, behind = low + (end - low) * part // splits, low + (end - low) * (part + 1) // splits
         return {
-            "batch": entry, "head": plane - entry * groups, "tile": unit - plane * tiles,
-            "part": part, "unit": unit, "keys": keys, "behind": behind, "steps": behind - first,
+            "batch": entry, "head": head, "tile": tile, "part": part,
+            "unit": (entry * groups + head) * tiles + tile, "keys": keys, "behind": behind,
+            "steps": behind - first,
         }  # fmt: skip
 
     return tc.custom_order(count, locate)
@@ -159,7 +161,7 @@ class Consumer:
             tc.fill(place, start)
         if whole and self.mods.sinks:
             heads = tc.select(self.real, self.rows.head(task, self.member), -1)
-            self.sink = tc.load(self.mods.sinks[0][heads], rv[f32, ROWS]) * LOG2_E
+            self.sink = sinks_of(self.mods, heads, ROWS)
             tc.copy(self.m, tc.maximum(self.sink, LOWEST))
         low, end = sight.whole(0, self.rows.queries)
         inner = clamp(task.behind - end, 1, steps) if sight.edges.right else 1
@@ -264,7 +266,8 @@ class Parts:
         self.sums, self.flags = memory
         self.rows, self.mods, self.splits, self.width = rows, mods, splits, width
         self.tall = minimum_of(rows.count, ROWS)  # rows that a part keeps
-        self.kind = rv[f32, columns, "plain"]
+        self.width_of_warp = -(-columns // 64) * 16
+        self.together = TOGETHER if self.width_of_warp <= 32 else TOGETHER // 2
 
     def at(self, part, count=1):
         """Sums and log-sum-exps of parts from number `part` on."""
@@ -280,41 +283,50 @@ class Parts:
         return tc.last_of(self.flags.at(tile), self.splits)
 
     def combine(self, task, first, tile, O, LSE):
-        """The results of the tile that begins with row `first`: a row a warp, then the next."""
+        """The results of the tile that begins with row `first`: a warp some columns of 16 rows."""
         rows, mine = self.rows, self.at(tile * self.splits, self.splits)
         with tc.warps():
-            for row in tc.range(tc.warp_id() % 4, minimum_of(rows.count - first, ROWS), 4):
-                query, member = rows.of(first + row)
-                sink = self.mods.sink(rows.head(task, member)) if self.mods.sinks else LOWEST
-                m, total = tc.var(maximum_of(sink, LOWEST), f32), tc.var(0.0)
+            part = tc.warp_id() % 4
+            for row in tc.range(0, minimum_of(rows.count - first, ROWS), 16):
+                o = tc.zeros(rt[f32, 16, self.width_of_warp])
+                index = tc.row_index(o) + (first + row)
+                query, member = rows.of(index)
+                real, m, total = index < rows.count, tc.full(rv[f32, 16], LOWEST), None
                 if self.mods.sinks:
-                    total.set(tc.exp2(sink - m.get()))
-                o = tc.zeros(self.kind)
-                for part in tc.range(0, self.splits, TOGETHER):
-                    self.add((o, m, total), mine, part * self.tall + row)
-                share = tc.select(total.get() == 0.0, 0.0, tc.rcp(total.get()))
-                tc.store(O.at(rows.in_q(task, query, member), 0), o * share)
-                tc.store(LSE.at(rows.in_lse(task, query, member)),
-                         (tc.log2(total.get()) + m.get()) * (1 / LOG2_E))  # fmt: skip
+                    sink = sinks_of(self.mods, tc.select(real, rows.head(task, member), -1), 16)
+                    tc.maximum(m, sink, out=m)
+                total = tc.exp2(sink - m) if self.mods.sinks else tc.zeros(rv[f32, 16])
+                for split in tc.range(0, self.splits, self.together):
+                    self.add((o, m, total), mine, split * self.tall + row, part)
+                share = tc.select(total == 0.0, 0.0, tc.rcp(total))
+                place = tc.select(real, rows.in_q(task, query, member), -1)
+                tc.store(O[place, part], tc.cast(o * share, O.dtype))
+                with tc.when(part == 0):
+                    sums = tc.select(real, rows.in_lse(task, query, member), -1)
+                    tc.store(LSE[sums], (tc.log2(total) + m) * (1 / LOG2_E))
 
-    def add(self, sums, mine, row):
-        """Adds `row` and those of the next parts, TOGETHER in all: to o, maximum, total."""
+    def add(self, sums, mine, row, part):
+        """Adds 16 rows of some parts, whose first begins with `row`: to o, maximum, total."""
         (o, m, total), (found, scales) = sums, mine
-        places = [row + self.tall * i for i in range(TOGETHER)]
-        new = [tc.load(scales.at(at), f32, fill=-math.inf) for at in places]
-        rows = [tc.load(found.at(at, 0), self.kind) for at in places]
-        highest = m.get()
-        for x in new:
-            highest = maximum_of(highest, x)
-        shrink = tc.exp2(m.get() - highest)
-        whole = total.get() * shrink
+        places = [row + self.tall * i for i in range(self.together)]
+        new = [tc.load(scales.at(at), m.type, fill=-math.inf) for at in places]
+        values = [tc.load(found.at(at, part * o.type.cols), o.type) for at in places]
+        highest = tc.maximum(m, new[0])
+        for x in new[1:]:
+            tc.maximum(highest, x, out=highest)
+        shrink = tc.exp2(m - highest)
+        tc.copy(m, highest)
+        tc.mul(total, shrink, out=total)
         tc.mul(o, shrink, out=o)
-        for x, values in zip(new, rows, strict=True):
+        for x, value in zip(new, values, strict=True):
             weight = tc.exp2(x - highest)
-            whole = whole + weight
-            tc.fma(values, weight, o, out=o)
-        total.set(whole)
-        m.set(highest)
+            tc.copy(total, total + weight)
+            tc.fma(value, weight, o, out=o)
+
+
+def sinks_of(mods, heads, count):
+    """The sinks of rows as exponents of two; of no row 0."""
+    return tc.load(mods.sinks[0][heads], rv[f32, count]) * LOG2_E
 
 
 @tc.kernel
@@ -322,7 +334,8 @@ def attention_decode(Q: gl[T, "rows", "D"], K: gl[T, "P", "R", "Hkv", "D"],
                      V: gl[T, "P", "R", "Hkv", "Dv"], O: gl[T, "rows", "Dv"],
                      LSE: gl[f32, "rows"], scale: f32, batch: s32, queries: s32, heads: s32,
                      splits: s32, *args, page=0, dim=128, dim_v=128, tile_k=128, consumers=1,
-                     stages=3, ragged=False, split=False, edges=ALL, mods=PLAIN):  # fmt: skip
+                     stages=3, cache="", ragged=False, split=False, edges=ALL,
+                     mods=PLAIN):  # fmt: skip
     """O = softmax(mods(scale Q K^T)) V of each sequence's last Lq queries, LSE = ln sum exp.
 
     Args:
@@ -356,8 +369,8 @@ def attention_decode(Q: gl[T, "rows", "D"], K: gl[T, "P", "R", "Hkv", "D"],
     @pipe.load
     def _(task, step):
         place = task.batch, task.head, (task.behind - 1 - step) * tile_k
-        tc.load_async(k, keys.at(*place))
-        tc.load_async(v, values.at(*place))
+        tc.load_async(k, keys.at(*place), cache=cache)
+        tc.load_async(v, values.at(*place), cache=cache)
 
     @pipe.consume
     def _(task, steps):

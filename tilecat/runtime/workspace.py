@@ -49,6 +49,7 @@ class _Memory:
 
 
 _memories: dict[tuple[Any, ...], _Memory] = {}
+_unread: dict[tuple[Any, ...], Any] = {}
 
 
 def allocates(x: Any) -> bool:
@@ -82,6 +83,25 @@ def workspace(like: Any, places: int, rows: int, cols: int, dtype: str) -> tuple
     ):  # fmt: skip
         found = _memories[key] = _allocate(like, elems, places, capture)
     return found.view(dtype, cols), found.flags
+
+
+def unread(like: Any, elems: int) -> Any:
+    """Memory of f32 that kernels write because they always do, and nobody reads: one a device.
+
+    Args:
+        like: a GPU array of the call, whose library allocates.
+        elems: at least so many elements.
+
+    Returns:
+        an array of one axis.
+    """
+    library, device = type(like).__module__, getattr(like, "device", None)
+    found = _unread.get((library, device))
+    if found is None or found.shape[0] < elems:
+        with deferred.driver().capture_relaxed():
+            found = empty(like, (max(elems, LEAST_ELEMS),), "f32")
+        _unread[library, device] = found
+    return found
 
 
 def place_of(array: ArrayView) -> tuple[tuple[Any, ...], int]:
