@@ -10,7 +10,7 @@ import reference
 
 import tilecat as tc
 from tilecat import attention_call
-from tilecat.errors import DTypeError, LayoutError
+from tilecat.errors import DTypeError, LayoutError, ScopeError
 from tilecat.kernels.attention_forward import attention_forward as kernel
 
 BF16 = ml_dtypes.bfloat16
@@ -370,3 +370,53 @@ def test_packed_batches_have_three_axes():
     starts = np.array([0, 9], S32)
     with pytest.raises(LayoutError, match="with cu_seqlens q has 3 axes .* got shape"):
         tc.attention(Q, K, K, cu_seqlens_q=starts, cu_seqlens_k=starts)
+
+
+@pytest.mark.parametrize("params, kind, text", [
+    ({"edges": True}, ScopeError, "edges is of the kind of its default, Edges, got edges=True"),
+    ({"mods": 3}, ScopeError, "mods is of the kind of its default, Mods, got mods=3"),
+    ({"order": "shortest"}, LayoutError, "order is one of sequence, longest, got 'shortest'"),
+    ({"order": "longest"}, LayoutError, "come with 2 arguments behind the scale, got 0"),
+    ({"packed": True}, LayoutError, "packed sequences come with 2 arguments"),
+])  # fmt: skip
+def test_parameters_of_the_kernel_that_do_not_fit(params, kind, text):
+    with pytest.raises(kind, match=text):
+        kernel.compile(**params)
+
+
+def random_bias(seed):
+    """A bias of any shape that broadcasts, of any dtype and layout, and what it is for."""
+    rng, values = random.Random(seed), np.random.default_rng(seed)
+    groups = rng.choice((1, 2))
+    heads, queries = groups * rng.choice((1, 2, 3)), rng.choice((1, 2, 17, 64, 65, 130, 200))
+    shape = (rng.choice((1, 2, 3)), heads, queries, rng.choice((1, 7, 63, 64, 65, 129, 200, 301)))
+    axes = [rng.choice((1, n)) for n in shape[:2]] + [rng.choice((1, 1, queries)), shape[3]]
+    axes = axes[rng.choice((0, 0, 1, 2)) :]
+    bias = np.full((*axes[:-1], axes[-1] + 5), np.nan, rng.choice((BF16, BF16, np.float16, "f4")))
+    bias = bias[..., rng.choice((0, 1, 5)) :][..., : axes[-1]]
+    bias[...] = values.standard_normal(axes)
+    if rng.random() < 0.2:
+        bias[..., ::2] = -np.inf
+    dim, dtype = rng.choice((32, 64, 72, 128)), rng.choice((BF16, np.float16))
+    arrays = operands(shape[0], heads, groups, *shape[2:], dim, dtype=dtype, seed=seed)
+    return arrays, bias, rng.choice((False, True, "bottom-right"))
+
+
+@pytest.mark.parametrize("seed", [*range(2), *(pytest.param(n, marks=pytest.mark.full)
+                                               for n in range(2, 40))])  # fmt: skip
+def test_random_biases(seed):
+    (q, k, v), bias, causal = random_bias(seed)
+    visible = seen(q.shape[2], k.shape[2], causal)
+    check(q, k, v, lambda s: np.where(visible, s + bias.astype(float), -np.inf), bias=bias,
+          causal=causal)  # fmt: skip
+
+
+def test_masks_of_bytes_and_of_keys():
+    q, k, v = operands(2, 4, 2, 70, 130, 64)
+    mask = np.random.default_rng(0).random((2, 1, 70, 130)) < 0.5
+    mask[:, :, 3] = False
+    seen_here = tc.score_mods.seen, mask.view(np.uint8)
+    check(q, k, v, lambda s: np.where(mask, s, -np.inf), mask_mod=seen_here)
+    keys = mask[:, :, 0]
+    check(q, k, v, lambda s: np.where(keys[:, :, None], s, -np.inf),
+          mask_mod=(tc.score_mods.seen_keys, keys.astype(np.int32)))  # fmt: skip

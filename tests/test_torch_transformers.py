@@ -127,3 +127,28 @@ def test_options_that_change_the_result_are_refused(hugging_face):
         interface(None, q, q, q, None, is_causal=False, output_attentions=True)
     with pytest.raises(LayoutError, match="dropout is 0"):
         interface(None, q, q, q, None, dropout=0.5, is_causal=False)
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
+def test_a_sliding_window_is_the_kernels_own_unless_there_is_padding(
+    hugging_face, monkeypatch, padded
+):
+    ours = sys.modules["tilecat.torch.transformers"]
+    given, run = [], ours.attention
+
+    def attention(*args, **options):
+        given.append(options)
+        return run(*args, **options)
+
+    monkeypatch.setattr(ours, "attention", attention)
+    mask = torch.ones(1, TOKENS, dtype=torch.long)
+    mask[:, : 3 * padded] = 0
+    options = {"num_key_value_heads": 2, "sliding_window": 8, "num_hidden_layers": 1}
+    out, other = (
+        model(hugging_face, "Mistral", name, **options)(tokens(), attention_mask=mask)[0]
+        for name in ("tilecat", "eager")
+    )
+    close(out[:, 3 * padded :], other[:, 3 * padded :], 2.0**-6)
+    (options,) = given
+    assert options.get("window") == (None if padded else (7, None))
+    assert ("mask_mod" in options) == padded

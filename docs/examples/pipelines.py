@@ -15,7 +15,7 @@ from .maps import FRAME, E
 
 READY = ("bias", "gelu", "scale", "row_scale", "col_scale", "relu", "gelu_tanh", "silu", "gate",
          "residual", "Dropout", "swiglu", "geglu")  # fmt: skip
-SCORE_MODS = ("alibi", "bias", "key_bias", "same_document")
+SCORE_MODS = ("alibi", "bias", "key_bias", "same_document", "seen", "seen_keys")
 OF_SCORES = ("tile", "of_queries", "of_keys", "of_head")
 
 BATCHED = """
@@ -475,7 +475,10 @@ def three(s, at, slopes, bias, of_key):
 
 o = tc.attention(q, q, q, score_mod=(three, slopes, bias, bias[0]),
                  mask_mod=(tc.score_mods.same_document, row, row))
-""", "np.allclose(o, 1, rtol=1e-3)"),
+seen = np.tri(70, dtype=np.uint8)
+below = tc.attention(q, q, q, mask_mod=(tc.score_mods.seen, seen))
+first = tc.attention(q, q, q, mask_mod=(tc.score_mods.seen_keys, seen[0].astype(np.int32)))
+""", ("np.allclose(o, 1, rtol=1e-3)", "np.allclose(below, 1, rtol=1e-3)", "np.allclose(first, 1)")),
         E(f"scores_at.queries scores_at.keys {' '.join(f'scores_at.{n}' for n in OF_SCORES)}", """
 def mine(s, scores_at, bias, row, col, per_head):
     s = s + scores_at.tile(bias) + scores_at.of_queries(row) - scores_at.of_keys(col)

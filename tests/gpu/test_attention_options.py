@@ -67,8 +67,9 @@ def random_call(number):
         "scale": rng.choice((None, None, 0.03, 0.3)),
     }
     bias = None
-    if rng.random() < 0.2:
-        bias = normal((groups * share, queries, keys), "row", "bf16", 3 * number)
+    if rng.random() < 0.3:
+        shape = (rng.choice((1, groups * share)), rng.choice((1, queries)), keys)
+        bias = normal(shape, rng.choice(LAYOUTS), rng.choice(("bf16", "f16")), 3 * number)
     return arrays, options, bias
 
 
@@ -78,7 +79,8 @@ def test_random_calls(number):
     out = torch.full((*q.shape[:3], v.shape[3]), math.nan, device="cuda", dtype=q.dtype)
     lse = torch.full(q.shape[:3], math.nan, device="cuda")
     tc.attention(q, k, v, bias=bias, out=out, lse=lse, **options)
-    change = changed(options, bias, (q.shape[2], k.shape[2]))
+    whole = None if bias is None else bias.expand(q.shape[1], q.shape[2], -1)
+    change = changed(options, whole, (q.shape[2], k.shape[2]))
     expected, expected_lse = attention(q, k, v, options["scale"], change)
     assert_close(out, expected, f"output of {options}")
     assert_close(lse, expected_lse, f"lse of {options}")

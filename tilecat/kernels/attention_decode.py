@@ -23,7 +23,7 @@ import tilecat as tc
 from tilecat import DTypeVar, bf16, f16, f32, gl, rt, rv, s32, st
 
 from ..language.scalars import minimum_of
-from .attention_scores import LOG2_E, Edges, Mods, clamp
+from .attention_scores import LOG2_E, Edges, Mods, clamp, taken
 from .score_mods import At
 
 T = DTypeVar("T", bf16, f16)
@@ -347,11 +347,10 @@ def attention_decode(Q: gl[T, "rows", "D"], K: gl[T, "P", "R", "Hkv", "D"],
         dim, dim_v, tile_k, consumers, stages: as of `attention_forward`.
     """
     args = list(args)
-    table = args.pop(0) if page else None
-    lengths = args.pop(0) if ragged else None
-    memory = [args.pop(0) for _ in range(2)] if split else None
-    count = edges.left + edges.right
-    limits, args = tuple(args[:count]), args[count:]
+    (table,) = taken(args, 1, "a table of pages") if page else (None,)
+    (lengths,) = taken(args, 1, "lengths") if ragged else (None,)
+    memory = taken(args, 2, "parts") if split else ()
+    limits = taken(args, edges.left + edges.right, "edges")
     keys, values = Cache(K, table, page), Cache(V, table, page)
     rows, tall = Rows(queries, heads, heads // K.size(2)), ROWS * consumers
     tasks = tasks_of(batch, rows, K.size(2), lengths, keys.room, splits, tall,

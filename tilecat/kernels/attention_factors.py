@@ -7,6 +7,8 @@ from typing import Any
 
 import tilecat as tc
 
+from .attention_scores import taken
+
 BLOCK = 128  # rows that share a factor, where each block has its own
 # P is stored times 2**8: e4m3 has 448 as its largest number, and 2**-9 as its smallest.
 LIFT = 8
@@ -27,7 +29,7 @@ class Factors:
     @classmethod
     def take(cls, args: list[Any], group: Any) -> Factors:
         """Those of q, k and v, the first of some arguments, which are taken."""
-        return cls(tuple(args.pop(0) for _ in "qkv"), group)
+        return cls(taken(args, 3, "factors of q, k and v"), group)
 
     @property
     def by_block(self) -> bool:

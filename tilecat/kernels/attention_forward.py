@@ -20,7 +20,7 @@ import tilecat as tc
 from tilecat import DTypeVar, bf16, e4m3, f16, f32, gl, rt, rv, st
 
 from .attention_factors import LIFT, Factors
-from .attention_scores import LOG2_E, Edges, Mods, clamp, maximum_of, tasks_of
+from .attention_scores import LOG2_E, Edges, Mods, clamp, maximum_of, taken, tasks_of
 from .score_mods import At
 
 T, TO = DTypeVar("T", bf16, f16, e4m3), DTypeVar("TO", bf16, f16)
@@ -149,7 +149,7 @@ def attention_forward(Q: gl[T, "B", "H", "Lq", "Dqk"], K: gl[T, "B", "Hkv", "Lk"
         order, persistent: sequence, longest; or a task a CTA. edges, mods: known while tracing.
     """
     tall, args = 64 * consumers, list(args)
-    starts = (args.pop(0), args.pop(0)) if packed else ()
+    starts = taken(args, 2, "packed sequences") if packed else ()
     tasks = tasks_of(order, args, Q, tall, starts)
     sight = edges.sight(args, tile_k, Q.size(2), K.size(2))
     factors = Factors.take(args, Q.size(1) // K.size(1)) if scaled else ONE

@@ -13,6 +13,7 @@ from .epilogues import Step
 from .score_mods import At
 
 LOG2_E = math.log2(math.e)
+ORDERS = ("sequence", "longest")
 FAR = 1 << 28  # keys from a query to an edge that is not there; lengths are at most so long
 
 
@@ -24,6 +25,23 @@ def maximum_of(a: Any, b: Any) -> Any:
 def clamp(x: Any, low: Any, high: Any) -> Any:
     """A scalar between two others; low where they cross."""
     return maximum_of(minimum_of(x, high), low)
+
+
+def taken(args: list[Any], count: int, what: str) -> tuple[Any, ...]:
+    """The first of a kernel's further arguments, which are taken.
+
+    Raises:
+        LayoutError: there are fewer.
+    """
+    tc.require(
+        len(args) >= count,
+        f"attention: {what} {'comes' if count == 1 else 'come'} with {count} arguments behind the "
+        f"scale, got {len(args)}",
+        hint="tc.attention brings them",
+    )
+    found = tuple(args[:count])
+    del args[:count]
+    return found
 
 
 @dataclass(frozen=True)
@@ -43,8 +61,8 @@ class Edges:
 
     def sight(self, args: list[Any], tile_k: int, queries: Any, keys: Any) -> Sight:
         """With the arguments, the first of which are taken."""
-        left = args.pop(0) if self.left else FAR
-        right = args.pop(0) if self.right else FAR
+        found = iter(taken(args, self.left + self.right, "edges"))
+        left, right = (next(found) if there else FAR for there in (self.left, self.right))
         return Sight(self, tile_k, left, right, queries, keys)
 
 
@@ -172,7 +190,9 @@ def tasks_of(
     size = tc.cdiv(Q.size(2), tall), Q.size(1), Q.size(0)
     if order == "sequence":
         return tc.sequence_first(*size)
-    return tc.longest_first(*size, planes=args.pop(0), turned=args.pop(0) & 1)
+    tc.require(order == "longest", f"attention: order is one of {', '.join(ORDERS)}, got {order!r}")
+    planes, turned = taken(args, 2, "tasks in the order 'longest'")
+    return tc.longest_first(*size, planes=planes, turned=turned & 1)
 
 
 def packed(starts: Any, key_starts: Any, total: Any, heads: Any, tall: int) -> tc.Schedule:

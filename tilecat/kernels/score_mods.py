@@ -25,7 +25,7 @@ from tilecat import f32, rt, rv
 
 from ..language.scalars import minimum_of
 
-__all__ = ["At", "alibi", "bias", "key_bias", "same_document"]
+__all__ = ["At", "alibi", "bias", "key_bias", "same_document", "seen", "seen_keys"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,3 +133,13 @@ def key_bias(s: Any, at: At, values: Any) -> Any:
 def same_document(at: At, of_query: Any, of_key: Any) -> Any:
     """Whether query and key have the same number, s32 of [Lq] and [Lk] (or [B, 1, Lq], ...)."""
     return at.of_queries(of_query) == at.of_keys(of_key)
+
+
+def seen(at: At, mask: Any) -> Any:
+    """Where a u8 tensor [..., Lq, Lk] (of bools, `mask.view(torch.uint8)`) is not 0."""
+    return at.tile(mask) > 0.0
+
+
+def seen_keys(at: At, mask: Any) -> Any:
+    """Where an s32 tensor [..., Lk] is not 0: equal for all queries."""
+    return at.of_keys(mask) != 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from types import CellType, FunctionType
 from typing import Any
 
@@ -247,6 +247,13 @@ def complete_params(signature: Signature, given: dict[str, Any]) -> dict[str, An
                 f"{signature.name}: a compile-time parameter is hashable, "
                 f"got {name}={value!r} ({type(value).__name__})",
                 hint="a number, a string, a dtype or a tuple of them",
+            )
+        wanted = type(known[name])
+        if is_dataclass(wanted) and not isinstance(value, wanted):
+            raise ScopeError(
+                f"{signature.name}: {name} is of the kind of its default, {wanted.__name__}, got "
+                f"{name}={value!r} ({type(value).__name__})",
+                hint=f"from Python: {signature.name}.compile({name}={known[name]!r})",
             )
     return merged
 

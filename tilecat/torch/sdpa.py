@@ -9,6 +9,7 @@ from typing import Any
 from torch.nn.attention.bias import CausalBias, CausalVariant
 
 from ..errors import LayoutError
+from ..kernels import score_mods
 from .attention import attention
 from .library import torch
 
@@ -42,13 +43,13 @@ def sdpa(
     refuse_dropout("sdpa: dropout_p", dropout_p)
     if query.ndim != 4 or not query.shape[:2] == key.shape[:2] == value.shape[:2]:
         _check_shapes(query, key, value, enable_gqa)
-    causal: bool | str = is_causal
-    if attn_mask is not None:
-        causal, attn_mask = _mask(query, key, attn_mask, is_causal)
+    if attn_mask is None:
+        options: dict[str, Any] = {"causal": is_causal}
+    else:
+        options = _mask(query, key, attn_mask, is_causal)
     if query.ndim == 4:
-        return attention(query, key, value, causal=causal, scale=scale, bias=attn_mask)
-    heads = [_four(x) for x in (query, key, value)]
-    out = attention(*heads, causal=causal, scale=scale, bias=attn_mask)
+        return attention(query, key, value, scale=scale, **options)
+    out = attention(*[_four(x) for x in (query, key, value)], scale=scale, **options)
     return out.reshape(*query.shape[:-1], value.shape[-1])
 
 
@@ -80,8 +81,8 @@ def _check_shapes(query: Any, key: Any, value: Any, enable_gqa: bool) -> None:
         )
 
 
-def _mask(query: Any, key: Any, mask: Any, is_causal: bool) -> tuple[bool | str, Any]:
-    """The causal corner of a mask, or what is added to scores.
+def _mask(query: Any, key: Any, mask: Any, is_causal: bool) -> dict[str, Any]:
+    """A mask as options of attention: its causal corner, what is added, or what is seen.
 
     Raises:
         LayoutError: is_causal beside it, or a shape that does not broadcast.
@@ -92,22 +93,21 @@ def _mask(query: Any, key: Any, mask: Any, is_causal: bool) -> tuple[bool | str,
             hint="attn_mask & torch.ones(Lq, Lk, dtype=torch.bool, device=...).tril()",
         )
     if isinstance(mask, CausalBias):
-        return _CORNERS[mask.variant], None
+        return {"causal": _CORNERS[mask.variant]}
     lead, lengths = tuple(query.shape[:-2]), (query.shape[-2], key.shape[-2])
-    mask = added(mask, (*lead, *lengths), query.dtype)
-    if len(lead) == 2 or mask.ndim == 2:
-        return False, mask
-    heads = lead[1:][-1:] or (1,)  # without batches, heads are batches of one head
-    return False, mask.expand(*lead, *mask.shape[-2:]).reshape(-1, *heads, *mask.shape[-2:])
+    mask = fitting(mask, (*lead, *lengths))
+    if len(lead) != 2 and mask.ndim > 2:
+        heads = lead[1:][-1:] or (1,)  # without batches, heads are batches of one head
+        mask = mask.expand(*lead, *mask.shape[-2:]).reshape(-1, *heads, *mask.shape[-2:])
+    return masking(mask)
 
 
-def added(mask: Any, scores: tuple[int, ...], dtype: Any) -> Any:
-    """What a mask adds to scores, of 2 axes or more, the last of full length.
+def fitting(mask: Any, scores: tuple[int, ...]) -> Any:
+    """A mask with 2 axes or more, the last of full length.
 
     Args:
-        mask: bool, True where a key is seen, or what is added already.
+        mask: bool, or float.
         scores: shape that it broadcasts to.
-        dtype: of what is made of bool.
 
     Raises:
         LayoutError: it does not.
@@ -119,11 +119,25 @@ def added(mask: Any, scores: tuple[int, ...], dtype: Any) -> Any:
     )
     if not fits:
         raise LayoutError(f"sdpa: attn_mask broadcasts to the scores' shape {scores}, got {got}")
-    if mask.dtype == torch.bool:
-        mask = torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, -torch.inf)
     if mask.ndim < 2 or got[-1] != scores[-1]:
         mask = mask.expand(*got[:-2], *(got[-2:-1] or (1,)), scores[-1])
-    return mask.float() if mask.shape[-2] == 1 else mask
+    return mask
+
+
+def masking(mask: Any) -> dict[str, Any]:
+    """What a mask does, as options of attention: bool, True where a key is seen, or added.
+
+    Where all queries have one row of it, that row is read; else bools are, as bytes, where they
+    lie.
+    """
+    if mask.stride(-2) == 0:
+        mask = mask[..., :1, :]
+    of_keys = mask.shape[-2] == 1
+    if mask.dtype != torch.bool:
+        return {"bias": mask.float() if of_keys else mask}
+    if of_keys:
+        return {"mask_mod": (score_mods.seen_keys, mask[..., 0, :].to(torch.int32))}
+    return {"mask_mod": (score_mods.seen, mask.view(torch.uint8))}
 
 
 def _four(x: Any) -> Any:

@@ -9,11 +9,11 @@ from typing import Any
 
 from ..errors import LayoutError
 from .attention import attention
-from .sdpa import added, refuse_dropout
+from .sdpa import fitting, masking, refuse_dropout
 
 try:
     from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import sdpa_mask
+    from transformers.masking_utils import causal_mask_function, sdpa_mask
 except ImportError as error:
     raise ImportError(
         "tilecat.torch.transformers needs Hugging Face's transformers, which is optional, 4.53 or "
@@ -25,8 +25,8 @@ except ImportError as error:
 PASSED_ALONG = frozenset(
     (
         "cache_position", "position_ids", "use_cache", "output_hidden_states", "return_dict",
-        "is_training", "labels", "num_items_in_batch", "sliding_window", "past_key_values",
-        "position_embeddings", "token_type_ids", "logits_to_keep",
+        "is_training", "labels", "num_items_in_batch", "past_key_values", "position_embeddings",
+        "token_type_ids", "logits_to_keep",
     )
 )  # fmt: skip
 
@@ -35,16 +35,59 @@ def register(name: str = "tilecat") -> None:
     """Makes `attn_implementation=name` choose tilecat's attention in any model.
 
     Args:
-        name: under which transformers finds it; the masks are those of its "sdpa".
+        name: under which transformers finds it; its masks are those of `mask_interface`.
     """
     AttentionInterface.register(name, attention_interface)
-    AttentionMaskInterface.register(name, sdpa_mask)
+    AttentionMaskInterface.register(name, mask_interface)
+
+
+def mask_interface(*args: Any, **options: Any) -> Any:
+    """The mask that transformers makes for "sdpa", or None where a sliding window is all it says.
+
+    The window is the layer's own then, which `attention_interface` is told of. Whether there is
+    more, padding or a cache, is for transformers to say: it has no mask either where a model
+    without a window would have none.
+
+    Args:
+        args, options: of transformers' `sdpa_mask`.
+    """
+    size, of_query = options.get("local_size"), options.get("q_length")
+    if of_query is None and (positions := options.get("cache_position")) is not None:
+        of_query = positions.shape[0]
+    if not args and size is not None and of_query is not None and of_query > 1:
+        plain = {**options, "local_size": None, "mask_function": causal_mask_function}
+        if _slides(options.get("mask_function"), size) and sdpa_mask(**plain) is None:
+            return None
+    return sdpa_mask(*args, **options)
+
+
+def _slides(function: Any, size: int) -> bool:
+    """Whether a mask function of transformers is a causal window of so many keys, and no more."""
+    causal, parts = causal_mask_function, _held(function).get("mask_functions", ())
+    if _name(function) != "and_masks.<locals>.and_mask" or len(parts) != 2 or parts[1] != causal:
+        return False
+    return _name(parts[0]) == "sliding_window_overlay.<locals>.inner_mask" and (
+        _held(parts[0]).get("sliding_window") == size
+    )
+
+
+def _name(function: Any) -> str:
+    inside = getattr(function, "__module__", "") == causal_mask_function.__module__
+    return str(function.__qualname__) if inside else ""
+
+
+def _held(function: Any) -> dict[str, Any]:
+    """What a function's closure holds."""
+    cells = getattr(function, "__closure__", None) or ()
+    names = function.__code__.co_freevars if cells else ()
+    return {name: cell.cell_contents for name, cell in zip(names, cells, strict=True)}
 
 
 def attention_interface(
     module: Any, query: Any, key: Any, value: Any, attention_mask: Any = None,
     dropout: float = 0.0, scaling: float | None = None, is_causal: bool | None = None,
-    softcap: float | None = None, s_aux: Any = None, position_bias: Any = None, **options: Any,
+    softcap: float | None = None, s_aux: Any = None, position_bias: Any = None,
+    sliding_window: int | None = None, **options: Any,
 ) -> tuple[Any, None]:  # fmt: skip
     """What transformers calls in each layer: its attention function.
 
@@ -60,6 +103,8 @@ def attention_interface(
         softcap: of the scores; None for none.
         s_aux: a sink's score for each head.
         position_bias: added to the scores; it gets no gradient.
+        sliding_window: keys that a query sees, its own the last, where there is no mask and the
+            layer is causal: a mask has the window in it.
         options: of the layer, which may not change what is computed.
 
     Returns:
@@ -76,13 +121,17 @@ def attention_interface(
     if causal and key.shape[2] > query.shape[2]:  # the rest of a cache that is not filled yet
         key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
     scores = (*query.shape[:3], key.shape[2])
-    bias = None if attention_mask is None else added(attention_mask, scores, query.dtype)
+    masks: dict[str, Any] = {}
+    if causal and sliding_window:
+        masks["window"] = sliding_window - 1, None
+    if attention_mask is not None:
+        masks = masking(fitting(attention_mask, scores))
     if position_bias is not None:
         position_bias = position_bias[..., : key.shape[2]]
-        bias = position_bias if bias is None else bias + position_bias
+        masks["bias"] = masks["bias"] + position_bias if "bias" in masks else position_bias
     out = attention(
-        query, key, value, causal=causal, scale=scaling, softcap=softcap, bias=bias,
-        sinks=None if s_aux is None else s_aux.float(),
+        query, key, value, causal=causal, scale=scaling, softcap=softcap,
+        sinks=None if s_aux is None else s_aux.float(), **masks,
     )  # fmt: skip
     return out.transpose(1, 2), None
 
@@ -105,4 +154,4 @@ def _refuse_unknown(options: dict[str, Any]) -> None:
         )
 
 
-__all__ = ["attention_interface", "register"]
+__all__ = ["attention_interface", "mask_interface", "register"]
