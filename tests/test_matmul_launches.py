@@ -47,7 +47,9 @@ class Tensor:
         return self.like(shape=self.shape[::-1], stride=self._stride[::-1])
 
     def reshape(self, *shape):
-        return self if shape == self.shape else self.like(shape=shape, stride=(*shape[1:], 1))
+        rest = math.prod(self.shape) // max(math.prod(n for n in shape if n != -1), 1)
+        shape = tuple(rest if n == -1 else n for n in shape)
+        return self if shape == self.shape else self.like(shape=shape, stride=None)
 
     def __getitem__(self, first):
         return self.like(shape=(first.stop,))

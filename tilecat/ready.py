@@ -128,7 +128,7 @@ def allocate(
     shared = None
     if lse is None and not read and type(like) in TENSORS and like.is_cuda:
         count = math.prod(shapes[1])
-        lse = unread(like, count)[:count].reshape(shapes[1])
+        lse = unread(like, count)[:count].reshape(*shapes[1])
         shared = partial(_unread, count)
     elif lse is None:
         makers.append(allocator(like, shapes[1], "f32"))
