@@ -103,8 +103,8 @@ class Problem:
 
     @property
     def uneven(self) -> bool:
-        """Whether tasks take different numbers of blocks."""
-        return (self.left is not None or self.right is not None) and not self.packed
+        """Whether tasks of a sequence take different numbers of blocks."""
+        return self.left is not None or self.right is not None
 
 
 def tile_dim(dim: int) -> int:
@@ -135,11 +135,24 @@ def choose(problem: Problem, eased: int = 0) -> tuple[dict[str, Any], tuple[int,
         "pingpong": config.pingpong and consumers > 1,
         "order": "longest" if longest else "sequence",
     }  # fmt: skip
+    if longest and problem.packed:
+        return params, (together_of(problem, 64 * consumers),)
     return params, order_of(problem, 64 * consumers, tile_k) if longest else ()
 
 
 def _tasks(problem: Problem, consumers: int) -> int:
     return problem.heads * -(-problem.queries // (64 * consumers))
+
+
+def together_of(problem: Problem, tall: int) -> int:
+    """Heads of a packed batch that are taken together: L2 keeps the keys and values at work.
+
+    Those are of so many heads of one sequence, and of the sequences that begin meanwhile.
+    """
+    kv_bytes = problem.bits // 8 * problem.keys * (problem.dim + problem.dim_v) / problem.group
+    others = problem.sms / -(-problem.queries // tall)
+    heads = int(BEST_BYTES / max(kv_bytes, 1) - others)
+    return max(heads // problem.group * problem.group, problem.group, 1)
 
 
 @lru_cache(maxsize=4096)

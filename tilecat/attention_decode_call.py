@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from .attention_call import results_of
+from .attention_call import is_short, results_of
 from .attention_choice import TILE_DIMS, tile_dim
 from .attention_options import HALVES, Options, check_array, check_positive
 from .errors import DTypeError, LayoutError, ResourceError
@@ -18,7 +18,7 @@ from .kernels.attention_decode import BESIDE, ROWS
 from .kernels.attention_decode import attention_decode as kernel
 from .kernels.attention_scores import Edges
 from .operators import num_sms
-from .ready import Launch, again, allocate, key_of, present, remember
+from .ready import Launch, Results, again, allocate, key_of, present, remember
 from .runtime.arrays import ArrayView, tma_ok, view
 from .runtime.workspace import workspace
 
@@ -124,7 +124,7 @@ class _Call:
         self, key: Any, given: tuple[Any, ...], out: Any, lse: Any, read: bool
     ) -> tuple[Any, ...]:
         """Launches; what was not given of output and (if it is read) log-sum-exp."""
-        q, k, v = self.arrays
+        q = self.arrays[0]
         whole = (self.batch, self.queries, self.heads, self.dim_v)
         rows = (self.batch, self.heads, self.queries)
         _check_result("out", out, whole, self.dtype, "B x Lq x H x Dv")
@@ -135,7 +135,18 @@ class _Call:
             out[...] = 0
             lse[...] = -math.inf if self.sinks is None else self.sinks[None, :, None]
             return found.made
-        params = self.params()
+        try:
+            self._launch(key, given, found, self.params(2))
+        except ResourceError as error:
+            if not is_short(error):
+                raise
+            self._launch(key, given, found, self.params(1))
+        return found.made
+
+    def _launch(
+        self, key: Any, given: tuple[Any, ...], found: Results, params: dict[str, Any]
+    ) -> None:
+        (q, k, v), (out, lse) = self.arrays, found.arrays
         splits = params.pop("splits")
         memory = partial(self.memory, splits, params["consumers"]) if splits > 1 else _nothing
         args = [x for x in (self.table, self.lengths) if x is not None]
@@ -151,18 +162,17 @@ class _Call:
         unread = found.shared or _nothing
         remember(key, given, found.makers, found.made, [launch],
                  shared=lambda like: (*memory(like), *unread(like)))  # fmt: skip
-        return found.made
 
     @property
     def rows(self) -> int:
         """Queries of the heads that share keys."""
         return self.heads // self.groups * self.queries
 
-    def params(self) -> dict[str, Any]:
-        """Tiles, and how many tasks share a sequence."""
+    def params(self, most: int) -> dict[str, Any]:
+        """Tiles, of consumers at most so many, and how many tasks share a sequence."""
         wide, wide_v = tile_dim(self.dim), tile_dim(self.dim_v)
         widest = max(wide, wide_v)
-        consumers = min(-(-self.rows // ROWS), 2 if widest < TILE_DIMS[-1] else 1)
+        consumers = min(-(-self.rows // ROWS), most if widest < TILE_DIMS[-1] else 1)
         tile_k = 64 if widest * consumers > WIDE or self.page == 192 else 128
         free = SHARED_BYTES - 2 * consumers * ROWS * wide
         stages = min(free // (2 * tile_k * (wide + wide_v)), MAX_STAGES)

@@ -8,7 +8,7 @@ from typing import Any
 
 import tilecat as tc
 
-from ..language.scalars import binary, minimum_of
+from ..language.scalars import binary, minimum_of, select
 from .epilogues import Step
 from .score_mods import At
 
@@ -171,6 +171,8 @@ class Sight:
             task = tasks.task(t)
             mine, first = self.of(task), task.tile * tall
             low, behind = mine.blocks(first, minimum_of(first + tall, mine.queries))
+            if "queries" in dict(task.coords):  # beyond its sequence a tile has next to nothing
+                behind = select(first < mine.queries, behind, low + 1)
             return (*task.coords, ("behind", behind), ("steps", behind - low))
 
         return replace(tasks, locate=locate)
@@ -182,20 +184,24 @@ def tasks_of(
     """Tiles of `tall` queries: sequence first, or longest first.
 
     Args:
-        args: the first of which are taken, if longest first: planes, turned.
+        args: the first of which are taken, if longest first: planes, turned; if packed, heads
+            that are taken together.
         starts: of the sequences of a packed batch, which has an order of its own; or empty.
     """
+    tc.require(order in ORDERS, f"attention: order is one of {', '.join(ORDERS)}, got {order!r}")
     if starts:
-        return packed(*starts, Q.size(2), Q.size(1), tall)
+        together = taken(args, order == "longest", "tasks in the order 'longest'")
+        return packed(*starts, Q.size(2), Q.size(1), tall, *together)
     size = tc.cdiv(Q.size(2), tall), Q.size(1), Q.size(0)
     if order == "sequence":
         return tc.sequence_first(*size)
-    tc.require(order == "longest", f"attention: order is one of {', '.join(ORDERS)}, got {order!r}")
     planes, turned = taken(args, 2, "tasks in the order 'longest'")
     return tc.longest_first(*size, planes=planes, turned=turned & 1)
 
 
-def packed(starts: Any, key_starts: Any, total: Any, heads: Any, tall: int) -> tc.Schedule:
+def packed(
+    starts: Any, key_starts: Any, total: Any, heads: Any, tall: int, together: Any = None
+) -> tc.Schedule:
     """Tasks of a packed batch: of a head the tiles of each sequence, then the next head.
 
     Coordinates: tile, head, batch (0), sequence, and of that queries, keys, first_query, first_key.
@@ -206,15 +212,29 @@ def packed(starts: Any, key_starts: Any, total: Any, heads: Any, tall: int) -> t
         total: queries of all.
         heads: how many.
         tall: queries of a tile.
+        together: heads of which the same tile is taken one after another, the last tiles first:
+            those of causal tasks that take longest, and what remains at the end are short ones.
     """
-    tasks = tc.batched(tc.ragged(starts, total, chunk=tall), heads)
+    tiles = tc.ragged(starts, total, chunk=tall)
+    tasks = tc.batched(tiles, heads)
+
+    def placed(t: Any) -> tuple[Any, Any]:
+        """Number of a tile, and head."""
+        if together is None:
+            head = t // tiles.count
+            return t - head * tiles.count, head
+        most = minimum_of(together, heads)
+        first = t // (tiles.count * most) * most
+        inside, some = t - first * tiles.count, minimum_of(most, heads - first)
+        level = inside // some
+        return tiles.count - 1 - level, first + inside - level * some
 
     def locate(t: Any) -> tuple[tuple[str, Any], ...]:
-        task = tasks.task(t)
+        number, head = placed(t)
+        task = tiles.task(number)
         first, last = (tc.load(key_starts[task.sequence + i], tc.s32) for i in range(2))
         return (
-            ("tile", task.chunk), ("head", task.batch[0]), ("batch", 0),
-            ("sequence", task.sequence),
+            ("tile", task.chunk), ("head", head), ("batch", 0), ("sequence", task.sequence),
             ("queries", task.last - task.first), ("first_query", task.first),
             ("keys", last - first), ("first_key", first),
         )  # fmt: skip

@@ -12,7 +12,9 @@ from ..language.scalars import binary, cdiv, minimum_of, named, select, var
 from ..language.views import GlobalTensor
 from .scheduler import Schedule
 
-MAX_LEVELS = 20  # of the search: a million sequences
+WAYS = 8  # parts that a round of the search tells apart: loads that are under way together
+BEYOND = 1 << 30  # where sequences that there are not begin
+MAX_ROUNDS = 7  # two million sequences
 
 
 def ragged(starts: GlobalTensor, total: Any, *, chunk: int = 64) -> Schedule:
@@ -21,7 +23,7 @@ def ragged(starts: GlobalTensor, total: Any, *, chunk: int = 64) -> Schedule:
     Sequence i has rows starts[i] to starts[i + 1] - 1 (`cu_seqlens`), any number of them. It gets
     the tasks from starts[i] // chunk + i on, which are enough for all its chunks; those beyond its
     end have no rows. So the number of tasks, total // chunk + sequences, needs no offset, and a
-    task finds its sequence by a binary search.
+    task finds its sequence by a search, in eighths.
 
     Coordinates: sequence; chunk, its number in the sequence; first and last, the sequence's rows
     (last excluded); rows, of the chunk that are the sequence's (0: nothing to do).
@@ -45,12 +47,12 @@ def ragged(starts: GlobalTensor, total: Any, *, chunk: int = 64) -> Schedule:
         )
     if isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1:
         raise LayoutError(f"ragged: chunk is a compile-time int from 1 up, got {chunk=}")
-    sequences, levels = binary("sub", starts.size(0), 1), 0
-    for level in range(MAX_LEVELS):  # here, ahead of the tasks: once
-        levels = levels + select(sequences > (1 << level), 1, 0)
+    sequences, rounds = binary("sub", starts.size(0), 1), 0
+    for number in range(MAX_ROUNDS):  # here, ahead of the tasks: once
+        rounds = rounds + select(sequences > WAYS**number, 1, 0)
 
     def locate(t: Any) -> tuple[tuple[str, Any], ...]:
-        sequence = _sequence_of(starts, sequences, levels, t, chunk)
+        sequence = _sequence_of(starts, sequences, rounds, t, chunk)
         first = named(load(starts[sequence], s32), "first")
         last = named(load(starts[sequence + 1], s32), "last")
         number = named(t - (first // chunk + sequence), "chunk")
@@ -66,15 +68,17 @@ def ragged(starts: GlobalTensor, total: Any, *, chunk: int = 64) -> Schedule:
 
 
 def _sequence_of(
-    starts: GlobalTensor, sequences: Any, levels: Any, t: Any, chunk: int
+    starts: GlobalTensor, sequences: Any, rounds: Any, t: Any, chunk: int
 ) -> Any:  # fmt: skip
-    """The last sequence whose first task is not beyond t; by halves, `levels` times."""
-    low, high = var(0, name="low"), var(sequences, name="high")
-    for _ in range_(levels):
-        middle = named(cdiv(low.get() + high.get(), 2), "middle")
-        inside = select(middle < sequences, middle, sequences - 1)
-        begins = load(starts[inside], s32) // chunk + inside
-        right = (begins <= t) & (middle < sequences)
-        low.set(select(right, middle, low.get()))
-        high.set(select(right, high.get(), middle))
+    """The last sequence whose first task is not beyond t: one of `size` from `low` on."""
+    low, size = var(0, name="low"), var(sequences, name="size")
+    for _ in range_(rounds):
+        step = named(cdiv(size.get(), WAYS), "step")
+        before: Any = 0  # parts behind the first whose first sequence begins before t, or at it
+        for part in range(1, WAYS):
+            other = named(low.get() + step * part, "other")
+            begins = load(starts[other], s32, fill=BEYOND) // chunk + other
+            before = before + select(begins <= t, 1, 0)
+        low.set(low.get() + step * before)
+        size.set(step)
     return named(low.get(), "sequence")
