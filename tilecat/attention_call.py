@@ -81,8 +81,7 @@ def attention(
     options = (causal, window, scale, softcap, bias, mask_mod, score_mod, sinks, starts, factors)
     tensors = q, k, v, out, lse
     key, given = key_of(tensors, ("forward", return_lse, *options)), present(tensors)
-    made = again(key, given)
-    if made is None:
+    if (made := again(key, given)) is None:
         made = _run(key, given, out, lse, return_lse, Options(*options))
     return results_of(made, out, lse, return_lse)
 

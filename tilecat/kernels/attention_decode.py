@@ -31,7 +31,7 @@ ALL, PLAIN = Edges(from_end=True), Mods()
 ROWS = 64  # of a consumer's tile
 LOWEST = -1e30  # where maxima start: finite, for with -inf a block of -inf scores would give NaN
 BESIDE = 4  # columns beside a part's sums: its log-sum-exp, and 16 bytes to keep rows aligned
-TOGETHER = 8  # parts whose loads are under way at a time
+TOGETHER = 4  # parts whose loads are under way at a time
 SHIFT = 24  # of the division of rows by heads: exact for rows x heads below 2**24
 MEETING = 15  # named barrier of all consumers
 
@@ -267,7 +267,6 @@ class Parts:
         self.rows, self.mods, self.splits, self.width = rows, mods, splits, width
         self.tall = minimum_of(rows.count, ROWS)  # rows that a part keeps
         self.width_of_warp = -(-columns // 64) * 16
-        self.together = TOGETHER if self.width_of_warp <= 32 else TOGETHER // 2
 
     def at(self, part, count=1):
         """Sums and log-sum-exps of parts from number `part` on."""
@@ -296,7 +295,7 @@ class Parts:
                     sink = sinks_of(self.mods, tc.select(real, rows.head(task, member), -1), 16)
                     tc.maximum(m, sink, out=m)
                 total = tc.exp2(sink - m) if self.mods.sinks else tc.zeros(rv[f32, 16])
-                for split in tc.range(0, self.splits, self.together):
+                for split in tc.range(0, self.splits, TOGETHER):
                     self.add((o, m, total), mine, split * self.tall + row, part)
                 share = tc.select(total == 0.0, 0.0, tc.rcp(total))
                 place = tc.select(real, rows.in_q(task, query, member), -1)
@@ -308,7 +307,7 @@ class Parts:
     def add(self, sums, mine, row, part):
         """Adds 16 rows of some parts, whose first begins with `row`: to o, maximum, total."""
         (o, m, total), (found, scales) = sums, mine
-        places = [row + self.tall * i for i in range(self.together)]
+        places = [row + self.tall * i for i in range(TOGETHER)]
         new = [tc.load(scales.at(at), m.type, fill=-math.inf) for at in places]
         values = [tc.load(found.at(at, part * o.type.cols), o.type) for at in places]
         highest = tc.maximum(m, new[0])

@@ -112,8 +112,8 @@ def last_of(counter: GlobalTile, count: Any) -> Scalar:
     Returns:
         a condition, the same in every thread of the scope.
 
-    Scope: thread, warp, warpgroup. PTX: `atom.acq_rel.gpu.inc`; what TMA has stored or is to load
-    needs a fence besides.
+    Scope: thread, warp, warpgroup. PTX: `atom.release.gpu.inc`, and `fence.acq_rel.gpu` by the
+    last; what TMA has stored or is to load needs a fence besides.
     """
     coords = _counter("last_of", counter)
     return Scalar(add(LastOf(coords, counter.arg, operand_of(count, "last_of"))).result)

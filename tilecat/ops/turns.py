@@ -144,21 +144,24 @@ class LastOf(Op):
         return self.arg
 
     def emit(self, w: Any) -> None:
-        """`atom.acq_rel.gpu.inc` by one thread, whose answer all threads of the scope get.
+        """`atom.release.gpu.inc` by one thread, whose answer all threads of the scope get.
 
-        What they did before is ordered before it, what they do after it behind it.
+        What they did before is ordered before it; what the last ones do after it, behind all
+        arrivals: a fence that the others need not wait for.
         """
         last, before, most = w.define(self.result), w.new("b32", "before"), w.new("b32", "most")
         w.line(ptx.alu("add.s32", most, number(w, self.count), -1))
         if self.scope is Scope.THREAD:
             w.line(self._arrive(w, before, most))
             w.line(ptx.alu("setp.eq.s32", last, before, most))
+            w.line(transfers.fence("gpu"), pred=last)
             return
         _meet(w, self.scope)
         mine, leader = w.new("pred", "mine"), w.elected(self.scope)
         w.line(ptx.alu("mov.b32", before, -1))
         w.line(self._arrive(w, before, most), pred=leader)
         w.line(ptx.alu("setp.eq.s32", mine, before, most))
+        w.line(transfers.fence("gpu"), pred=mine)
         if self.scope is Scope.WARP:
             w.line(ptx.vote_any(last, mine))
             return

@@ -211,8 +211,8 @@ def atom_add(kind: str, dst: str, address: str, src: object) -> str:
 
 
 def atom_inc(dst: str, address: str, most: object) -> str:
-    """Atomic increment in global memory, 0 after `most`, ordered with other CTAs' (9.7.13.5)."""
-    return f"atom.acq_rel.gpu.global.inc.u32 {dst}, [{address}], {most};"
+    """Atomic increment in global memory, 0 after `most`, behind what came before (9.7.13.5)."""
+    return f"atom.release.gpu.global.inc.u32 {dst}, [{address}], {most};"
 
 
 def try_cancel(answer: str, barrier: str, *, everywhere: bool) -> str:
