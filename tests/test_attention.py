@@ -323,6 +323,12 @@ def test_sequences_of_several_lengths(causal, window, seed):
         reference.assert_close(lse[None, :, rows], wanted_lse, np.float32)
 
 
+@pytest.mark.parametrize("together", [1, 3])
+def test_packed_heads_are_taken_together(together, monkeypatch):
+    monkeypatch.setattr("tilecat.attention_choice.together_of", lambda *_: together)
+    test_sequences_of_several_lengths(True, None, 2)
+
+
 def test_mods_of_packed_sequences_see_positions_in_them_and_rows_of_all():
     (q, k, v), starts = sequences()
     weights = normal(len(k), dtype=np.float32, seed=8)

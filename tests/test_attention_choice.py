@@ -94,7 +94,11 @@ def test_lengths_decide():
     assert choose(problem(queries=50))[0]["consumers"] == 1
     few = choose(problem(64, 768, heads=8, right=None))[0]
     assert few["consumers"] == 1 and not few["pingpong"]  # 96 tasks for 132 SMs
-    packed, order = choose(problem(queries=2048, heads=256, packed=True))
+    packed, order = choose(problem(queries=2048, heads=256, packed=True, right=None))
     assert packed["order"] == "sequence" and order == ()
+    packed, order = choose(problem(queries=2048, heads=256, packed=True))
+    assert packed["order"] == "longest" and packed["tile_k"] == 128 and order == (23,)
+    long = problem(queries=1 << 17, heads=64, group=8, packed=True)
+    assert choose(long)[1] == (8,)  # those that share keys, though L2 cannot hold them
     grouped = problem(queries=4096, heads=64, group=8)
     assert order_of(grouped, 128, 128)[0] % 8 == 0 or order_of(grouped, 128, 128)[0] > 8
