@@ -98,6 +98,9 @@ def test_tables_and_shapes_are_chosen_by_name():
     backward = bench.make_tasks(("backward",), ("D64 B2 N100",))
     assert [task.label for task in backward] == ["D64 B2 N100", "D64 B2 N100 causal"]
     assert len(bench.make_tasks(("backward",))) == 20
+    decode = [task.label for task in bench.make_tasks(("decode", "varlen"))]
+    assert {"B16 Hkv8 N8192", "B64 Hkv1 N131072", "B64 Hkv8 N8192 page 16"} <= set(decode)
+    assert decode[-2:] == ["16 of 2048", "16 of 2048 causal"]
     assert [task.table for task in bench.make_tasks(bench.ALL)[:3]] == ["host", "depth", "grid"]
     with pytest.raises(LayoutError, match="no table 'fft'"):
         bench.chosen_tables(("fft",))

@@ -20,12 +20,13 @@ from rich.console import Console
 from ..errors import LayoutError
 from ..kernels import KernelSpec, Shape
 from ..testing import FLUSH_BYTES, require_gpu
-from . import attention, attention_backward, gemm, host, record, show
+from . import attention, attention_backward, attention_decode, gemm, host, record, show
 from .plot import plot
 from .roof import put_over, roof_of
 from .session import Session, Task
 
-TABLES = ("gemm", "attention", "backward", "depth", "grid", "order", "host", "configs")
+TABLES = ("gemm", "attention", "backward", "decode", "varlen", "depth", "grid", "order", "host",
+          "configs")  # fmt: skip
 ALL = ("host", "depth", "grid", "order", "gemm", "attention")  # the quick and telling ones first
 METHOD = (
     "Random normal bf16 inputs; result checked against float64 before it is timed; functions of a "
@@ -143,6 +144,8 @@ def make_tasks(tables: tuple[str, ...], shapes: tuple[str, ...] = ()) -> list[Ta
         "backward": lambda: attention_backward.backward_tasks(
             heads if shapes else attention.SPEC.shapes
         ),
+        "decode": attention_decode.decode_tasks,
+        "varlen": attention_decode.varlen_tasks,
         "depth": gemm.depth_tasks,
         "grid": gemm.grid_tasks,
         "order": lambda: gemm.order_tasks() + attention.order_tasks(),

@@ -19,6 +19,9 @@ def by_table(rows: Rows) -> dict[str, Rows]:
     return found
 
 
+SUMMED = frozenset(("gemm", "attention", "decode", "varlen"))
+
+
 def summaries(rows: Rows) -> dict[str, dict[str, dict[str, Any]]]:
     """Of each ratio: geometric mean, the lowest and its problem, how many; by table and layout.
 
@@ -26,7 +29,7 @@ def summaries(rows: Rows) -> dict[str, dict[str, dict[str, Any]]]:
     """
     found: dict[str, dict[str, list[tuple[float, str]]]] = {}
     for row in rows:
-        if row.get("group") == "own" or row["table"] not in {"gemm", "attention"}:
+        if row.get("group") == "own" or row["table"] not in SUMMED:
             continue
         for key in dict.fromkeys((row["table"], f"{row['table']} {row.get('layout', '')}".strip())):
             for peer, value in row.get("ratio", {}).items():
