@@ -48,6 +48,7 @@ LAYERS = (
     ("pipeline",),
     ("model",),
     ("kernels",),
+    ("captured",),
     ("gemm_groups", "gemm_call", "gemm_winners", "gemm_choice", "gemm_autotune", "gemm_parts"),
     ("gemm_ready", "operators", "scaled_operators"),
     ("ready", "attention_choice", "attention_options", "attention_call"),

@@ -378,6 +378,39 @@ def test_packed_batches_have_three_axes():
         tc.attention(Q, K, K, cu_seqlens_q=starts, cu_seqlens_k=starts)
 
 
+READ, READS = 1.0, [1.0]
+
+
+def scaled(s):
+    return s * READ
+
+
+def closure():
+    held = 1.0
+
+    def mod(s, at):
+        return s * held
+
+    def put(value):
+        nonlocal held
+        held = value
+
+    return mod, put
+
+
+@pytest.mark.parametrize("where", ["module", "function", "list", "closure"])
+def test_a_function_that_reads_another_number_is_another(where, monkeypatch):
+    mod, put = closure()
+    mods = {"module": lambda s, at: s * READ, "function": lambda s, at: scaled(s),
+            "list": lambda s, at: s * READS[0], "closure": mod}  # fmt: skip
+    q = normal(1, 1, 16, 32)
+    for factor in (1.0, 3.0, 1.0, True):
+        monkeypatch.setitem(globals(), "READ", factor)
+        monkeypatch.setitem(READS, 0, factor)
+        put(factor)
+        check(q, q, q, lambda s, factor=factor: s * factor, score_mod=mods[where])
+
+
 @pytest.mark.parametrize("params, kind, text", [
     ({"edges": True}, ScopeError, "edges is of the kind of its default, Edges, got edges=True"),
     ({"mods": 3}, ScopeError, "mods is of the kind of its default, Mods, got mods=3"),

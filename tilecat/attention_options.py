@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from .captured import MAX_FUNCTIONS, remembered
 from .errors import DTypeError, LayoutError
-from .gemm_call import MAX_FUNCTIONS, remembered
 from .kernels import score_mods
 from .kernels.attention_factors import BLOCK
 from .kernels.attention_scores import FAR, Edges, Mods

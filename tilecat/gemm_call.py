@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from types import FunctionType
 from typing import Any
 
 import numpy as np
 
+from .captured import MAX_FUNCTIONS, remembered
 from .errors import DTypeError, LayoutError
 from .gemm_groups import Groups
 from .kernels import epilogues
@@ -28,11 +28,9 @@ OUTS = ("bf16", "f16", "f32", "e4m3", "e5m2")
 MAX_PLANES = 3  # leading axes that a tensor map has room for
 BLOCK = 128  # elements of K (and of N) that share a scale
 UNIT = 4  # f32 that TMA aligns: 16 bytes
-MAX_FUNCTIONS = 1024  # remembered, so that equal lambdas compile once
 
 _ARGS = "args"  # of the kernel
 _ARGUMENT = re.compile(rf"\b{_ARGS}(\d+)\b")
-_functions: dict[Any, Callable[..., Any]] = {}
 
 
 @dataclass
@@ -373,23 +371,6 @@ def _check_takes(function: Callable[..., Any], count: int, sums: int) -> None:
             f"{count} for {name}: {error}",
             hint="epilogue=((f, argument), g)",
         ) from None
-
-
-def remembered(function: Any) -> Any:
-    """The first function of the same code and surroundings: lambdas made anew compile once."""
-    if not isinstance(function, FunctionType):
-        return function
-    try:
-        cells = tuple(cell.cell_contents for cell in function.__closure__ or ())
-        extra = tuple((function.__kwdefaults__ or {}).items())
-        names, code = function.__globals__, function.__code__
-        read = tuple((type(v), v) for v in map(names.get, code.co_names) if _is_number(v))
-        key = (code, cells, tuple(map(type, cells)), function.__defaults__, extra, read, id(names))
-        if len(_functions) > MAX_FUNCTIONS:
-            _functions.clear()
-        return _functions.setdefault(key, function)
-    except (TypeError, ValueError):  # surroundings that cannot be compared, or an empty cell
-        return function
 
 
 def _viewed(name: str, value: Any) -> ArrayView:

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .captured import remembered
 from .driver import Movable
-from .gemm_call import Options, remembered
+from .gemm_call import Options
 from .gemm_parts import Places
 from .kernels.gemm import matmul as kernel
 from .runtime.arrays import TENSORS, allocator, view

@@ -11,7 +11,8 @@ a comparison of tiles or vectors: where it does not hold, the key is invisible t
 
     tc.attention(q, k, v, score_mod=(tc.score_mods.alibi, slopes), mask_mod=(near, 512))
 
-A function is traced once: numbers that change are its arguments, not what it finds by itself.
+A function is traced for the numbers it finds by itself, in its closure and its module: others are
+another kernel, so numbers that change are its arguments. Attributes of objects are not looked at.
 Those here are ready-made. Queries and keys outside the tensors are computed too, and not seen.
 """
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ..captured import remembered
 from ..errors import LayoutError
-from ..gemm_call import remembered
 from .library import torch
 
 Mod = tuple[Any, ...] | None  # (function, argument, ...)
