@@ -99,3 +99,13 @@ def test_decays_of_heads():
 def test_packed_sequences(g, reverse):
     check(3, (64, 64), [0, 1, 64, 65, 100], g=g, reverse=reverse)
     check(4, (64, 64), [70, 30], g=g, reverse=reverse, heads=2, states=False)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_no_bank_conflicts(reverse):
+    x = np.zeros((1, 2, 130, 64), bf16.numpy)
+    args = [x, x, x, x.copy(), 0.5, np.zeros((1, 2, 130), np.float32)]
+    options = {"g": True, "heads": 2, "reverse": reverse, "registers": (96, 192)}
+    result = kernel.simulate(*args, **options)
+    assert not result.reports and result.conflicts
+    assert all(c.wavefronts == c.ideal for c in result.conflicts)

@@ -195,6 +195,33 @@ def test_steps_of_zero_take_nothing_in():
     assert not out.any() and not last.any()
 
 
+def test_tokens_one_by_one():
+    q, k, v, g, state = inputs(2, 3, 4, 100, 80)
+    gamma = np.linspace(-0.5, 0, 4, dtype=np.float32)
+    exact = [gated(*(heads_first(x)[b] for x in (q, k, v, g + gamma)), state[b], 0.1)
+             for b in range(2)]  # fmt: skip
+    for t in range(3):
+        out = tc.simple_gla_step(q[:, t], k[:, t], v[:, t], state, g[:, t], gamma, scale=0.1)
+        assert_near(out, np.stack([o[:, t] for o, _ in exact]), 2.0**-8)
+    np.testing.assert_allclose(state, np.stack([s for _, s in exact]), atol=1e-4)
+
+
+def test_tokens_of_mamba_one_by_one():
+    x, dt, a, b, c, z = mamba_inputs(length=3, size=100)
+    rng = np.random.default_rng(1)
+    bias, skip = normal(rng, 4, dtype=np.float32), normal(rng, 4, dtype=np.float32)
+    state = normal(rng, 1, 4, 64, 100, dtype=np.float32)
+    turned = (heads_first(y)[0] for y in (x, softplus(dt + bias), b, c))
+    one, steps, *rest = turned
+    y, h = mamba(one, steps, a, *rest, state[0])
+    gate = z.astype(float)
+    exact = (heads_first(y[None]) + skip[:, None] * x.astype(float)) * gate / (1 + np.exp(-gate))
+    for t in range(3):
+        out = tc.ssd_step(x[:, t], dt[:, t], a, b[:, t], c[:, t], state, skip, z[:, t], bias, True)
+        assert_near(out, exact[:, t], 2.0**-8)
+    np.testing.assert_allclose(state[0], h, atol=1e-4)
+
+
 Q, K, V, G, STATE = inputs()
 X, DT, A, B, C, Z = mamba_inputs()
 REFUSED = {
@@ -277,6 +304,14 @@ REFUSED = {
     "D of heads x N": (
         lambda: tc.ssd(X, DT, A, B, C, D=np.zeros(5, np.float32)), LayoutError,
         "ssd: D is [heads] or [heads, P] = (4,) here, got (5,)",
+    ),
+    "a state for another token": (
+        lambda: tc.simple_gla_step(Q[:, 0], K[:, 0], V[:, 0], STATE[:1]), LayoutError,
+        "simple_gla_step: state is B x H x K x V = (2, 3, 64, 64) here, got (1, 3, 64, 64)",
+    ),
+    "a token with its length": (
+        lambda: tc.ssd_step(X, DT, A, B, C, STATE), LayoutError,
+        "ssd_step: x has 3 axes, batch x heads x dim, got the shape (1, 100, 4, 64)",
     ),
     "a gradient of another length": (
         lambda: tc.simple_gla_backward(V[:, :5], Q, K, V), LayoutError,

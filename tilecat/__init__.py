@@ -199,6 +199,7 @@ from .kernels import epilogues, score_mods
 from .linear_attention_backward_call import simple_gla_backward
 from .linear_attention_call import lightning_attn, linear_attention, simple_gla
 from .operators import grouped_matmul, matmul
+from .recurrence_step_call import lightning_attn_step, simple_gla_step, ssd_step
 from .scaled_operators import matmul_mxfp4, matmul_mxfp8, matmul_nvfp4
 from .ssd_call import ssd
 
@@ -301,6 +302,7 @@ __all__ = [
     "lcsf",
     "left_fill",
     "lightning_attn",
+    "lightning_attn_step",
     "linear_attention",
     "load",
     "load_async",
@@ -377,9 +379,11 @@ __all__ = [
     "shared",
     "simple_gla",
     "simple_gla_backward",
+    "simple_gla_step",
     "snake",
     "split_k",
     "ssd",
+    "ssd_step",
     "st",
     "store",
     "store_add_async",
