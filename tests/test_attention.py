@@ -325,7 +325,7 @@ def test_sequences_of_several_lengths(causal, window, seed):
 
 @pytest.mark.parametrize("together", [1, 3])
 def test_packed_heads_are_taken_together(together, monkeypatch):
-    monkeypatch.setattr("tilecat.attention_choice.together_of", lambda *_: together)
+    monkeypatch.setattr("tilecat.attention_choice.TOGETHER", together)
     test_sequences_of_several_lengths(True, None, 2)
 
 

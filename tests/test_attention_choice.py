@@ -97,8 +97,8 @@ def test_lengths_decide():
     packed, order = choose(problem(queries=2048, heads=256, packed=True, right=None))
     assert packed["order"] == "sequence" and order == ()
     packed, order = choose(problem(queries=2048, heads=256, packed=True))
-    assert packed["order"] == "longest" and packed["tile_k"] == 128 and order == (23,)
-    long = problem(queries=1 << 17, heads=64, group=8, packed=True)
-    assert choose(long)[1] == (8,)  # those that share keys, though L2 cannot hold them
+    assert packed["order"] == "longest" and packed["tile_k"] == 128 and order == (4,)
+    assert choose(problem(queries=1 << 17, heads=64, group=8, packed=True))[1] == (8,)
+    assert choose(problem(128, 6144, right=None, step=32))[0]["tile_k"] == 160  # of 176
     grouped = problem(queries=4096, heads=64, group=8)
     assert order_of(grouped, 128, 128)[0] % 8 == 0 or order_of(grouped, 128, 128)[0] > 8

@@ -74,19 +74,24 @@ def test_nothing_to_see_gives_zero():
     assert empty.shape == (0, 1, 2, 64)
 
 
-@pytest.mark.parametrize("units, blocks, splits", [
-    (128, 64, 1),  # a task a SM, nearly
-    (16, 64, 8), (512, 64, 1), (1, 1024, 128), (8, 3, 3), (1, 0, 1),
+@pytest.mark.parametrize("units, keys, splits", [
+    (128, 8192, 1),  # a task a SM, nearly
+    (16, 8192, 8), (512, 8192, 1), (1, 1 << 17, 128), (8, 192, 3), (1, 0, 1),
 ])  # fmt: skip
-def test_splits_fill_the_device(units, blocks, splits):
-    assert splits_of(units, blocks, 132) == splits
+def test_splits_fill_the_device(units, keys, splits):
+    assert splits_of(units, keys, 64, 132, None) == splits
+
+
+@pytest.mark.parametrize("units, keys, splits", [(128, 8192, 1), (512, 16384, 2), (128, 32768, 4)])
+def test_sequences_of_several_lengths_have_more_parts_where_they_are_long(units, keys, splits):
+    assert splits_of(units, keys, 64, 132, 8192) == splits
 
 
 def test_splits_leave_no_sm_much_longer_than_the_others():
     for units in range(1, 400):
-        splits = splits_of(units, 256, 132)
-        share = -(-units * splits // 132) * -(-256 // splits)
-        assert share <= 1.15 * units * 256 / 132 + 4, (units, splits)
+        splits = splits_of(units, 1 << 15, 64, 132, None)
+        share = -(-units * splits // 132) * -(-512 // splits)
+        assert share <= 1.15 * units * 512 / 132 + 8, (units, splits)
 
 
 Q, K = np.ones((2, 3, 4, 64), BF16), np.ones((2, 64, 2, 64), BF16)

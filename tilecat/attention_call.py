@@ -13,7 +13,7 @@ from .kernels.attention_forward import attention_forward as kernel
 from .kernels.attention_scores import Mods
 from .operators import num_sms
 from .ready import Launch, Results, again, allocate, key_of, present, remember
-from .runtime.arrays import ArrayView, empty, view
+from .runtime.arrays import ITEM_BYTES, ArrayView, empty, view
 
 SCALE_HINT = "for a negative scale, negate q; for zero, every output is the mean of v"
 
@@ -143,7 +143,7 @@ def _run(
         batch * heads * sequences, heads // max(keys.shape[1], 1),
         next(limits) if edges.left else None, next(limits) if edges.right else None,
         length - queries if edges.from_end else 0, num_sms(query.device), bool(starts),
-        8 if eight else 16,
+        8 if eight else 16, 32 if any(map(_is_bytes, more)) else 16,
     )  # fmt: skip
     v = keys_last(v, value) if eight else v
     fixed = {"edges": edges, "mods": mods, "packed": bool(starts), "scaled": bool(factors)}
@@ -160,6 +160,10 @@ def _run(
             _eased[edges, mods] = _eased.get((edges, mods), 0) + 1
     remember(key, given, found.makers, found.made, [launch], shared=found.shared)
     return found.made
+
+
+def _is_bytes(x: Any) -> bool:
+    return hasattr(x, "shape") and ITEM_BYTES[view(x).dtype] == 1
 
 
 def _heads_as_rows(q: Any, out: Any, lse: Any, groups: int) -> tuple[Any, Any, Any]:

@@ -22,6 +22,7 @@ STREAMS = 1.6 / 4.3
 # What a task takes beside its blocks, in blocks (H200, D 64, N 768 against 12288, 2026-11-30).
 OVERHEAD = 1.2
 CLOSE = 0.01  # shares that differ by less count as equal
+TOGETHER = 4  # heads of a packed batch that are taken together
 MAX_ORDERS = 64  # candidates that are replayed
 
 
@@ -86,6 +87,7 @@ class Problem:
         sms: of the device.
         packed: sequences of several lengths.
         bits: of an element.
+        step: what keys a block are a multiple of: 16, or 32 where mods read tensors of bytes.
     """
 
     dim: int
@@ -100,6 +102,7 @@ class Problem:
     sms: int
     packed: bool = False
     bits: int = 16
+    step: int = 16
 
     @property
     def uneven(self) -> bool:
@@ -125,7 +128,7 @@ def choose(problem: Problem, eased: int = 0) -> tuple[dict[str, Any], tuple[int,
         config = EIGHT_BIT[max(wide, wide_v)]
     tile_k = config.keys(problem.keys, problem.uneven)
     tile_k = tile_k - 32 * eased if problem.bits == 16 else tile_k >> eased
-    tile_k = max(tile_k // 16 * 16, NARROWEST)
+    tile_k = max(tile_k // problem.step * problem.step, NARROWEST)
     consumers = min(config.consumers, max(1, -(-problem.queries // 64)))
     while consumers > 1 and _tasks(problem, consumers - 1) <= problem.sms:
         consumers -= 1
@@ -136,23 +139,12 @@ def choose(problem: Problem, eased: int = 0) -> tuple[dict[str, Any], tuple[int,
         "order": "longest" if longest else "sequence",
     }  # fmt: skip
     if longest and problem.packed:
-        return params, (together_of(problem, 64 * consumers),)
+        return params, (max(problem.group, TOGETHER),)
     return params, order_of(problem, 64 * consumers, tile_k) if longest else ()
 
 
 def _tasks(problem: Problem, consumers: int) -> int:
     return problem.heads * -(-problem.queries // (64 * consumers))
-
-
-def together_of(problem: Problem, tall: int) -> int:
-    """Heads of a packed batch that are taken together: L2 keeps the keys and values at work.
-
-    Those are of so many heads of one sequence, and of the sequences that begin meanwhile.
-    """
-    kv_bytes = problem.bits // 8 * problem.keys * (problem.dim + problem.dim_v) / problem.group
-    others = problem.sms / -(-problem.queries // tall)
-    heads = int(BEST_BYTES / max(kv_bytes, 1) - others)
-    return max(heads // problem.group * problem.group, problem.group, 1)
 
 
 @lru_cache(maxsize=4096)

@@ -24,11 +24,16 @@ from .runtime.workspace import workspace
 
 MAX_QUERIES = 16
 PAGES = (16, 32, 64, 128, 192, 256)  # rows of a page: parts or multiples of a block of keys
-WIDE = 128  # columns from which blocks are half as tall
+NARROW = 64  # columns up to which blocks have 128 keys, not 64
+# Of keys and values under way an SM (trials on an H200: docs/design/attention-forward.md). More
+# gain nothing, and whatever else a task reads and writes waits behind them.
+FLIGHT_BYTES = 64 << 10
 SHARED_BYTES = 220 << 10  # of stages and queries; an SM of Hopper has 227 KiB for a CTA
 MAX_STAGES = 8
-# What a part costs beside its blocks, in blocks: its queries, sums and the way through memory.
-OVERHEAD = 0.6
+# What a part costs beside its blocks, in keys: its queries, sums and the way through memory.
+OVERHEAD = 80
+LONG = 8192  # keys that a part of sequences of several lengths has at least; of many rows twice
+SHARES = 4  # parts of such that an SM is to have, if they are so long
 MAX_SPLITS = 128
 
 
@@ -173,14 +178,16 @@ class _Call:
         wide, wide_v = tile_dim(self.dim), tile_dim(self.dim_v)
         widest = max(wide, wide_v)
         consumers = min(-(-self.rows // ROWS), most if widest < TILE_DIMS[-1] else 1)
-        tile_k = 64 if widest * consumers > WIDE or self.page == 192 else 128
-        free = SHARED_BYTES - 2 * consumers * ROWS * wide
-        stages = min(free // (2 * tile_k * (wide + wide_v)), MAX_STAGES)
+        tile_k = 64 if widest > NARROW or self.page == 192 else 128
+        stage = 2 * tile_k * (wide + wide_v)
+        room = (SHARED_BYTES - 2 * consumers * ROWS * wide) // stage
+        stages = min(max(FLIGHT_BYTES // stage, 2), room, MAX_STAGES)
         units = self.batch * self.groups * -(-self.rows // (ROWS * consumers))
         keys = self.room
         if self.edges.left:
             keys = min(keys, self.limits[0] + self.queries + tile_k)
-        splits = splits_of(units, -(-keys // tile_k), self.sms)
+        part = LONG * (1 + (self.rows > 16)) if self.lengths is not None else None
+        splits = splits_of(units, keys, tile_k, self.sms, part)
         return {"dim": wide, "dim_v": wide_v, "tile_k": tile_k, "consumers": consumers,
                 "stages": stages, "splits": splits}  # fmt: skip
 
@@ -196,18 +203,24 @@ def _nothing(_: Any) -> tuple[Any, ...]:
 
 
 @lru_cache(maxsize=4096)
-def splits_of(units: int, blocks: int, sms: int) -> int:
-    """Tasks that share the blocks of one unit, so that the SM with most to do has least.
+def splits_of(units: int, keys: int, tile_k: int, sms: int, part: int | None) -> int:
+    """Tasks that share the keys of one unit, so that the SM with most to do has least.
 
     Args:
         units: sequences times heads of keys (times tiles of their queries).
-        blocks: of keys that a unit has, at most.
+        keys: that a unit has, at most.
+        tile_k: of a block.
         sms: of the device.
+        part: keys that a part has at least, where units may have fewer keys and several parts even
+            out shares; None where all have as many.
     """
     def time(splits: int) -> float:
-        return -(-units * splits // sms) * (-(-blocks // splits) + OVERHEAD * (1 + (splits > 1)))
+        share = -(-keys // (splits * tile_k)) * tile_k
+        return -(-units * splits // sms) * (share + OVERHEAD * (1 + (splits > 1)))
 
-    return min(range(1, max(min(blocks, MAX_SPLITS), 1) + 1), key=time)
+    most = max(min(-(-keys // tile_k), MAX_SPLITS), 1)
+    least = min(-(-SHARES * sms // max(units, 1)), keys // part, most) if part else 1
+    return min(range(max(least, 1), most + 1), key=time)
 
 
 def _edges(options: Options, queries: int) -> tuple[Edges, list[int]]:
