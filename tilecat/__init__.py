@@ -193,6 +193,8 @@ from .tiles import gl, inout, rt, rv, sc, st, sv, tt
 from .attention_backward_call import attention_backward
 from .attention_call import attention
 from .attention_decode_call import attention_decode
+from .based_call import based, based_step
+from .delta_rule_call import delta_rule, gated_delta_rule, gated_delta_rule_step
 from .fft_conv_backward_call import fft_conv_backward
 from .fft_conv_call import fft_conv
 from .kernels import epilogues, score_mods
@@ -219,6 +221,8 @@ __all__ = [
     "barrier_arrive",
     "barrier_sync",
     "barriers",
+    "based",
+    "based_step",
     "batched",
     "bf16",
     "cast",
@@ -264,6 +268,7 @@ __all__ = [
     "device_assert",
     "dropout",
     "DType",
+    "delta_rule",
     "DTypeError",
     "dtypes",
     "DTypeVar",
@@ -284,6 +289,8 @@ __all__ = [
     "free_tmem",
     "from_register_order",
     "full",
+    "gated_delta_rule",
+    "gated_delta_rule_step",
     "gl",
     "grid_launch",
     "grid_wait",

@@ -15,13 +15,14 @@ from .errors import DTypeError, LayoutError, ResourceError
 from .kernels.chunk_scan import CHUNK
 from .operators import num_sms
 from .ready import Launch, remember
-from .runtime.arrays import ArrayView, tma_ok, view
+from .runtime.arrays import ITEM_BYTES, ArrayView, allocator, tma_ok, view
 
 HALVES = ("bf16", "f16")
 FEATURES = (32, 64, 96, 128, 192, 256)  # columns of tiles of features
 TILE_BYTES = 2 * CHUNK * CHUNK  # of 64 tokens and 64 columns
 DEPTH = 2  # of the rings of scores and of outputs
 MAX_STAGES = 6
+ROW_BYTES = 16  # rows are multiples of, where TMA stores them
 BESIDE = 4096  # bytes of shared memory: factors, barriers, scratch, alignment
 FULL = 0.66  # of the SMs: fewer CTAs cannot take all of the memory's rate
 # Registers of the score role and of two warpgroups of the state role: what ptxas 13.5 needs for up
@@ -178,6 +179,19 @@ def reached(x: Any) -> bool:
     array = view(x)
     axes = sorted(range(len(array.shape)), key=lambda axis: (array.strides[axis], -axis))
     return tma_ok(array, tuple(axes)) is None
+
+
+def whole_rows(x: Any) -> Any:
+    """An array whose rows TMA reaches and stores: itself, or a copy, zeros behind its columns."""
+    array = view(x)
+    unit = ROW_BYTES // ITEM_BYTES[array.dtype]
+    *outer, columns = array.shape
+    if reached(x) and columns % unit == 0:
+        return x
+    made = allocator(x, (*outer, -(-columns // unit) * unit), array.dtype)()
+    made[..., columns:] = 0
+    made[..., :columns] = x
+    return made
 
 
 def run(

@@ -13,7 +13,8 @@ Causal, in chunks of 64 tokens, states f32; arrays are batch x length x heads x 
 and CPU tensors they run on the PTX machine, on CUDA tensors on the GPU.
 """,
     ("linear_attention", "simple_gla", "lightning_attn", "simple_gla_backward", "ssd",
-     "simple_gla_step", "lightning_attn_step", "ssd_step"),
+     "simple_gla_step", "lightning_attn_step", "ssd_step", "gated_delta_rule", "delta_rule",
+     "gated_delta_rule_step", "based", "based_step"),
     (
         E("linear_attention lightning_attn", """
 x = np.ones((1, 70, 2, 32), np.float16)
@@ -41,5 +42,20 @@ x, b, h = np.ones((1, 2, 64), np.float16), np.ones((1, 1, 32), np.float16), np.z
 dt, A, state = np.full((1, 2), 1 / 32, np.float32), np.zeros(2, np.float32), h.astype(np.float32)
 y = tc.ssd_step(x, dt, A, b, b, state)
 """, "np.allclose(y, 1) and np.allclose(state, 1 / 32)"),
+        E("gated_delta_rule delta_rule gated_delta_rule_step", """
+k, v = np.ones((1, 70, 1, 64), np.float16) / 8, np.ones((1, 70, 2, 64), np.float16)
+beta, g = np.ones((1, 70, 2), np.float32), np.zeros((1, 70, 2), np.float32)
+o, _ = tc.delta_rule(k, k, v, beta, scale=1.0)
+o2, state = tc.gated_delta_rule(k, k, v, g, beta, scale=1.0, output_final_state=True)
+last, _ = tc.gated_delta_rule_step(k[:, 0], k[:, 0], v[:, 0], None, beta[:, 0], state, scale=1.0)
+""", ("np.allclose(o, 1, atol=1e-2)  # what the key holds is replaced, not added to",
+      "np.allclose(o2, o, atol=1e-2) and np.allclose(last, 1, atol=1e-2)")),
+        E("based based_step", """
+q, v = np.ones((1, 1, 70, 16), np.float16) / 2, np.ones((1, 1, 70, 64), np.float16)
+o, _ = tc.based(q, q, v)
+_, state = tc.based(q, q, v / 64, use_norm=False, output_final_state=True)
+_, after = tc.based_step(q[:, :, 0], q[:, :, 0], v[:, :, 0] / 64, state)
+""", ("np.allclose(o, 1, atol=1e-2)  # a weighted mean",
+      "np.allclose(after, state * 71 / 70, rtol=1e-2)")),
     ),
 )  # fmt: skip

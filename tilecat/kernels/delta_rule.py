@@ -68,11 +68,8 @@ class Delta(Recurrence):
     def scores(self, task: Any, at: At, head: int) -> tuple[Any, ...]:
         """T, and P with factors of tokens, from the chunk's keys and queries."""
         (q, k, _), kk, qk = self.tiles, self.kk, self.qk
-        tc.mma_ABt(kk, k, k, accumulate=False)
         gate, beta = (self.gate(x, task, at) for x in self.gates)
-        sums = tc.cumsum(gate)
-        tc.store(self.sums.tile, sums)
-        tc.store(self.betas.tile, beta)
+        tc.mma_ABt(kk, k, k, accumulate=False)
         if self.norm:
             tc.store(self.queries.tile, self.of_queries())
         tc.mma_wait()
@@ -82,6 +79,9 @@ class Delta(Recurrence):
             squares = tc.select(tc.row_index(kk) == tc.col_index(kk), kk, 0.0)
             key = tc.rsqrt(tc.row_sum(squares) + NORM_EPS)
             tc.store(self.keys.tile, key)
+        sums = tc.cumsum(gate)
+        tc.store(self.sums.tile, sums)
+        tc.store(self.betas.tile, beta)
         tc.sync()
         factors = tc.broadcast_row(tc.empty(TILE), sums) - tc.load(self.sums, COLUMN)
         tc.exp2(factors, out=factors)

@@ -1,0 +1,146 @@
+"""Calls of Based."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .errors import LayoutError
+from .kernels.based import DIM, FEATURES
+from .kernels.based import based as kernel
+from .ready import Launch, again, key_of
+from .runtime.arrays import allocator, view
+from .scan_call import (
+    check,
+    check_devices,
+    check_number,
+    check_rank,
+    run,
+    whole_rows,
+)
+
+AXES = "batch x heads x length x dim"
+STAGES = 4  # of q, k and v: 140 us where 3 take 149 (B16 H16 N4096, H200, 2026-11)
+STAGES_WITH_NORMS = 3
+
+
+def based(
+    q: Any, k: Any, v: Any, scale: float | None = None, use_norm: bool = True,
+    *, initial_state: Any = None, output_final_state: bool = False,
+) -> tuple[Any, Any]:  # fmt: skip
+    """`o_i = sum over j <= i of w_ij v_j`, `w = 1 + s + s^2 / 2`, `s = scale q_i.k_j`.
+
+    Args:
+        q, k: B x H x T x 16, bf16 or f16, any strides.
+        v: B x H x T x V.
+        scale: of s, positive; 1/4 if None.
+        use_norm: divide by the sum of a row's w, plus 1e-6.
+        initial_state: f32 B x H x 160 x V: sums of earlier features and values; None: 0. Features
+            are those of `tc.taylor_features`, of sqrt(scale) k, in the order of `tc.taylor_order`.
+            Without `use_norm` alone: sums of earlier w are not in it.
+        output_final_state: also give the state after the last token.
+
+    Returns:
+        (o, state): o B x H x T x V of v's dtype, contiguous; state f32 B x H x 160 x V, or None.
+        CUDA arrays run on the GPU on the current stream, without waiting; NumPy arrays and CPU
+        tensors run on the PTX machine.
+
+    Raises:
+        LayoutError: shapes that do not fit, another dim than 16, a scale that is not positive, a
+            state together with `use_norm`. DTypeError: dtypes other than those above.
+        ResourceError: arrays on two devices, no GPU.
+
+    Source: Arora et al., Simple linear attention language models (Based, 2024).
+
+    Example: `o, _ = tc.based(q, k, v)`
+    """
+    tensors = (q, k, v, initial_state)
+    norm, wants = bool(use_norm), bool(output_final_state)
+    key = key_of(tensors, ("based", scale, norm, wants))
+    given = tuple(x for x in tensors if x is not None)
+    made = again(key, given) or _run(key, given, tensors, scale, norm, wants)
+    return made[0], made[1] if wants else None
+
+
+def based_step(
+    q: Any, k: Any, v: Any, state: Any, scale: float | None = None
+) -> tuple[Any, Any]:
+    """One token of `tc.based` without its norm: its output, and the state after it.
+
+    Args:
+        q, k: B x H x 16. v: B x H x V.
+        state: f32 B x H x 160 x V, before the token; it is not written.
+        scale: as of `tc.based`.
+
+    Returns:
+        (o, state): B x H x V, and f32 B x H x 160 x V.
+
+    Raises:
+        LayoutError, DTypeError, ResourceError: as `tc.based`.
+
+    Example: `o, state = tc.based_step(q, k, v, state)`
+    """
+    for what, x in (("q", q), ("k", k), ("v", v)):
+        shape = tuple(getattr(x, "shape", ()))
+        if len(shape) != 3:
+            raise LayoutError(f"based_step: {what} is batch x heads x dim, got the shape {shape}")
+    if state is None:
+        raise LayoutError(
+            "based_step: state is f32 B x H x 160 x V, got None",
+            hint="zeros, or what tc.based(..., use_norm=False, output_final_state=True) gives",
+        )
+    rows = (x[:, :, None] for x in (q, k, v))
+    o, after = based(*rows, scale, False, initial_state=state, output_final_state=True)
+    return o[:, :, 0], after
+
+
+def _run(
+    key: Any, given: tuple[Any, ...], tensors: tuple[Any, ...], scale: Any, norm: bool, wants: bool
+) -> tuple[Any, ...]:
+    """Checks, allocates, launches."""
+    _, _, v, state = tensors
+    batch, heads, length, columns = shape = _check(*tensors, scale, norm)
+    makers = [allocator(v, shape, view(v).dtype)]
+    if wants:
+        makers.append(allocator(v, (batch, heads, FEATURES, columns), "f32"))
+    made = tuple(make() for make in makers)
+    if 0 in shape:
+        made[0][...] = 0
+        for after in made[1:]:
+            after[...] = 0 if state is None else state
+        return made
+    factor = DIM**-0.5 if scale is None else float(scale)
+    q, k, v, out = (whole_rows(x) for x in (*tensors[:3], made[0]))
+    rest = (x for x in (state, made[1] if wants else None) if x is not None)
+    params = {"norm": norm, "start": state is not None, "end": wants,
+              "stages": STAGES_WITH_NORMS if norm else STAGES}  # fmt: skip
+    launch = Launch(kernel, (q, k, v, out), (factor, factor**0.5, *rest), params)
+    run(key, given, made, makers, lambda eased: (launch,))
+    if out is not made[0]:
+        made[0][...] = out[..., : view(made[0]).shape[3]]
+    return made
+
+
+def _check(
+    q: Any, k: Any, v: Any, state: Any, scale: Any, norm: bool
+) -> tuple[int, int, int, int]:  # fmt: skip
+    """B, H, T and V."""
+    query, value = (check_rank("based", n, x, AXES) for n, x in (("q", q), ("v", v)))
+    (batch, heads, length, dim), columns = query.shape, value.shape[3]
+    if dim != DIM:
+        raise LayoutError(
+            f"based: q and k have {DIM} columns, of which there are 153 features, got {dim}"
+        )
+    check("based", "k", k, (batch, heads, length, dim), (query.dtype,), "q's shape")
+    check("based", "v", v, (batch, heads, length, columns), (query.dtype,), "B x H x T x V")
+    if scale is not None and check_number("based", "scale", scale) <= 0:
+        raise LayoutError(f"based: scale is positive, got {scale!r}", hint="negate q")
+    if state is not None:
+        if norm:
+            raise LayoutError(
+                "based: an initial state has no sums of earlier weights, got use_norm=True",
+                hint="use_norm=False, and a column of ones in v, by which to divide",
+            )
+        shape = (batch, heads, FEATURES, columns)
+        check("based", "initial_state", state, shape, ("f32",), "B x H x 160 x V")
+    check_devices("based", {"q": q, "k": k, "v": v, "initial_state": state})
+    return batch, heads, length, columns
