@@ -88,8 +88,8 @@ def based_step(
             "based_step: state is f32 B x H x 160 x V, got None",
             hint="zeros, or what tc.based(..., use_norm=False, output_final_state=True) gives",
         )
-    rows = (x[:, :, None] for x in (q, k, v))
-    o, after = based(*rows, scale, False, initial_state=state, output_final_state=True)
+    q, k, v = (x[:, :, None] for x in (q, k, v))
+    o, after = based(q, k, v, scale, False, initial_state=state, output_final_state=True)
     return o[:, :, 0], after
 
 
@@ -97,8 +97,8 @@ def _run(
     key: Any, given: tuple[Any, ...], tensors: tuple[Any, ...], scale: Any, norm: bool, wants: bool
 ) -> tuple[Any, ...]:
     """Checks, allocates, launches."""
-    _, _, v, state = tensors
-    batch, heads, length, columns = shape = _check(*tensors, scale, norm)
+    q, k, v, state = tensors
+    batch, heads, length, columns = shape = _check(q, k, v, state, scale, norm)
     makers = [allocator(v, shape, view(v).dtype)]
     if wants:
         makers.append(allocator(v, (batch, heads, FEATURES, columns), "f32"))

@@ -4,6 +4,7 @@
 """
 
 from .attention import attention
+from .delta_rule import chunk_delta_rule, chunk_gated_delta_rule, parallel_based
 from .fft_conv import FFTConv, fft_conv
 from .products import linear, matmul
 from .recurrences import (
@@ -15,6 +16,7 @@ from .recurrences import (
 from .sdpa import sdpa, sdpa_replaced
 
 __all__ = [
-    "FFTConv", "attention", "chunk_lightning_attn", "chunk_linear_attn", "chunk_simple_gla",
-    "fft_conv", "linear", "mamba_chunk_scan_combined", "matmul", "sdpa", "sdpa_replaced",
+    "FFTConv", "attention", "chunk_delta_rule", "chunk_gated_delta_rule", "chunk_lightning_attn",
+    "chunk_linear_attn", "chunk_simple_gla", "fft_conv", "linear", "mamba_chunk_scan_combined",
+    "matmul", "parallel_based", "sdpa", "sdpa_replaced",
 ]  # fmt: skip
