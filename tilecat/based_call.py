@@ -61,23 +61,22 @@ def based(
     return made[0], made[1] if wants else None
 
 
-def based_step(
-    q: Any, k: Any, v: Any, state: Any, scale: float | None = None
-) -> tuple[Any, Any]:
-    """One token of `tc.based` without its norm: its output, and the state after it.
+def based_step(q: Any, k: Any, v: Any, state: Any, scale: float | None = None) -> Any:
+    """One token of `tc.based` without its norm, for decoding; the state changes in place.
 
     Args:
-        q, k: B x H x 16. v: B x H x V.
-        state: f32 B x H x 160 x V, before the token; it is not written.
+        q, k: B x H x 16, bf16 or f16.
+        v: B x H x V.
+        state: f32 B x H x 160 x V, which becomes the state after the token.
         scale: as of `tc.based`.
 
     Returns:
-        (o, state): B x H x V, and f32 B x H x 160 x V.
+        The token's output, B x H x V.
 
     Raises:
         LayoutError, DTypeError, ResourceError: as `tc.based`.
 
-    Example: `o, state = tc.based_step(q, k, v, state)`
+    Example: `o = tc.based_step(q, k, v, state)`
     """
     for what, x in (("q", q), ("k", k), ("v", v)):
         shape = tuple(getattr(x, "shape", ()))
@@ -90,7 +89,8 @@ def based_step(
         )
     q, k, v = (x[:, :, None] for x in (q, k, v))
     o, after = based(q, k, v, scale, False, initial_state=state, output_final_state=True)
-    return o[:, :, 0], after
+    state[...] = after
+    return o[:, :, 0]
 
 
 def _run(

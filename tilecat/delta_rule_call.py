@@ -205,44 +205,43 @@ def check_groups(name: str, heads: int, groups: int) -> None:
 def gated_delta_rule_step(
     q: Any, k: Any, v: Any, g: Any, beta: Any, state: Any, scale: float | None = None,
     use_qk_l2norm_in_kernel: bool = False,
-) -> tuple[Any, Any]:  # fmt: skip
-    """One token of `tc.gated_delta_rule`: its output, and the state after it.
+) -> Any:  # fmt: skip
+    """One token of `tc.gated_delta_rule`, for decoding; the state changes in place.
 
     Args:
         q, k: B x Hk x K, bf16 or f16; K at most 128.
         v: B x H x V.
         g, beta: f32 B x H; g None: 0.
-        state: f32 B x H x K x V, before the token; it is not written.
+        state: f32 B x H x K x V, which becomes the state after the token.
         scale, use_qk_l2norm_in_kernel: as of `tc.gated_delta_rule`.
 
     Returns:
-        (o, state): B x H x V, and f32 B x H x K x V.
+        The token's output, B x H x V.
 
     Raises:
         LayoutError, DTypeError, ResourceError: as `tc.gated_delta_rule`.
 
-    Example: `o, state = tc.gated_delta_rule_step(q, k, v, g, beta, state)`
+    Example: `o = tc.gated_delta_rule_step(q, k, v, g, beta, state)`
     """
     name, arrays = "gated_delta_rule_step", (q, k, v, g, beta, state)
     norm = bool(use_qk_l2norm_in_kernel)
     key = key_of(arrays, (name, scale, norm))
     given = tuple(x for x in arrays if x is not None)
-    made = again(key, given)
-    if made is not None:
-        return made[0], made[1]
-    (batch, heads, dim, dim_v) = _check_step(name, *arrays, scale)
-    makers = [allocator(v, (batch, heads, dim_v), view(v).dtype),
-              allocator(v, (batch, heads, dim, dim_v), "f32")]  # fmt: skip
-    made = tuple(make() for make in makers)
+    found = again(key, given)
+    if found is not None:
+        return found[0]
+    batch, heads, dim, dim_v = _check_step(name, *arrays, scale)
+    makers = [allocator(v, (batch, heads, dim_v), view(v).dtype)]
+    made = (makers[0](),)
     if 0 in (batch, heads, dim_v):
-        return made[0], made[1]
+        return made[0]
     factor = float(dim**-0.5 if scale is None else scale)
     launch = Launch(
         step_kernel, (q, k, v, beta, state, *made), (factor, *(() if g is None else (g,))),
         {"dim": DIMS[dim > DIMS[0]], "g": g is not None, "norm": norm},
     )  # fmt: skip
     run(key, given, made, makers, lambda eased: (launch,))
-    return made[0], made[1]
+    return made[0]
 
 
 def _check_step(

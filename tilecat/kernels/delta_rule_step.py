@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import tilecat as tc
-from tilecat import DTypeVar, bf16, f16, f32, gl, rt, rv
+from tilecat import DTypeVar, bf16, f16, f32, gl, inout, rt, rv
 
 T = DTypeVar("T", bf16, f16)
 COLUMNS = 64  # of V a CTA
@@ -26,17 +26,17 @@ def normed(x: Any) -> Any:
 @tc.kernel
 def delta_rule_step(
     Q: gl[T, "B", "Hk", "K"], K: gl[T, "B", "Hk", "K"], V: gl[T, "B", "H", "V"],
-    Beta: gl[f32, "B", "H"], S0: gl[f32, "B", "H", "K", "V"], O: gl[T, "B", "H", "V"],
-    S1: gl[f32, "B", "H", "K", "V"], scale: f32, *args, dim=128, g=False, norm=False,
+    Beta: gl[f32, "B", "H"], S: inout[f32, "B", "H", "K", "V"], O: gl[T, "B", "H", "V"],
+    scale: f32, *args, dim=128, g=False, norm=False,
 ):  # fmt: skip
-    """O of one token, and S1, the state after S0. args: g f32 [B, H], where there is one."""
+    """O of one token, and S, the state, after it. args: g f32 [B, H], where there is one."""
     with tc.warpgroup():
         blocks = tc.cdiv(V.size(2), COLUMNS)
         for task in tc.range(tc.cta_id(), V.size(0) * V.size(1) * blocks, tc.num_ctas()):
             place, col = task // blocks, task % blocks * COLUMNS
             batch, head = place // V.size(1), place % V.size(1)
             group = head // (V.size(1) // Q.size(1))
-            s = tc.load(S0.at(batch, head, 0, col), rt[f32, dim, COLUMNS])
+            s = tc.load(S.at(batch, head, 0, col), rt[f32, dim, COLUMNS])
             q, k = (tc.load(x.at(batch, group, 0), rv[f32, dim]) for x in (Q, K))
             v = tc.load(V.at(batch, head, col), rv[f32, COLUMNS, "col"])
             if norm:
@@ -46,6 +46,6 @@ def delta_rule_step(
             new = (v - tc.col_sum(s * k)) * tc.load(Beta.at(batch, head), f32)
             rows = tc.broadcast_row(tc.empty(rt[f32, dim, COLUMNS]), k)
             tc.fma(rows, new, s, out=s)
-            tc.store(S1.at(batch, head, 0, col), s)
+            tc.store(S.at(batch, head, 0, col), s)
             o = tc.col_sum(s * q) * scale
             tc.store(O.at(batch, head, col), o)
