@@ -19,7 +19,7 @@ from tilecat.testing import Times
 from tilecat.tune import plan, stages, worker
 from tilecat.tune.pool import Worker
 from tilecat.tune.problems import TUNABLES, Ready, Tunable
-from tilecat.tune.winners import parameters, winners
+from tilecat.tune.winners import merged, parameters, winners
 
 from . import fake_worker
 from .fake_worker import DIES, HANGS, HANGS_LATER, REFUSED, WRONG
@@ -144,6 +144,14 @@ def test_problems_go_without_when_the_time_is_up():
     assert [one.found for one in many] == [{"skipped": "out of time"}] * 2 and len(saved) == 2
 
 
+def test_problems_without_candidates_are_skipped_with_the_reason():
+    """As when the time for compiling was over before one was made."""
+    none, settings = problem(), tune.Settings(say=lambda line: None, command=COMMAND)
+    none.cost_s = 0.0
+    tune.measure_all([none], {"kernel": "matmul"}, time.monotonic() + 9, settings, lambda: None)
+    assert none.found == {"skipped": "no candidate"}
+
+
 def test_a_candidate_that_cost_a_worker_is_not_tried_again():
     many = [problem(DIES, 100), problem(100, DIES)]
     settings = tune.Settings(say=lambda line: None, command=COMMAND)
@@ -259,6 +267,24 @@ def test_winners_tell_an_order_that_is_not_the_usual_one():
     }  # fmt: skip
     (row,) = winners(results)["problems"]
     assert row["params"] == {"tile_m": 64, "tile_n": 128, "order": "snake", "group": 8}
+
+
+def test_winners_of_a_later_run_take_the_place_of_an_earlier_ones():
+    def run(date, *problems, device="NVIDIA H200"):
+        rows = [{"layout": "NN", "extents": {"M": m, "N": 8, "K": 8}, "us": us}
+                for m, us in problems]  # fmt: skip
+        facts = {"date": date, "device": device, "commit": "c"}
+        return {"kernel": "matmul", "target": "sm_90a", "dtype": "bf16", "environment": facts,
+                "problems": rows}  # fmt: skip
+
+    found = merged(run("1", (64, 5.0), (128, 6.0)), run("2", (128, 4.0), (256, 9.0)))
+    assert [(row["extents"]["M"], row["us"]) for row in found["problems"]] == [
+        (64, 5.0), (128, 4.0), (256, 9.0),
+    ]  # fmt: skip
+    assert found["environment"]["date"] == "1" and "run" not in found["problems"][0]
+    assert found["problems"][1]["run"] == {"date": "2", "device": "NVIDIA H200", "commit": "c"}
+    with pytest.raises(LayoutError, match="results of one device, got NVIDIA H200 and NVIDIA H100"):
+        merged(run("1"), run("2", device="NVIDIA H100"))
 
 
 def test_family_compiles_the_deepest_rings_that_fit(monkeypatch):

@@ -13,8 +13,8 @@ from .l2 import Pace, Problem, traffic
 from .loads import ORDERS
 from .rates import Rates
 
-WAVES = 8  # tasks of a CTA that are looked at
-CHUNKS = 4  # of a task's steps
+WAVES = 4  # tasks of a CTA that are looked at
+CHUNKS = 2  # of a task's steps
 
 
 @lru_cache(maxsize=4096)

@@ -38,7 +38,7 @@ from .winners import winners
 
 WITHIN = 2.0  # candidates up to this factor of the least modelled time are measured
 KEEP = 12  # candidates measured well
-COMPILE_SHARE = 0.4  # of the budget at most
+COMPILE_SHARE = 0.4  # of what is left of the budget at most
 METHOD = (
     "Random normal inputs; every candidate's result is checked against float64 before it is timed; "
     "a round calls all candidates and the peer once each, each round starting with another; before "
@@ -156,12 +156,13 @@ def _results_path(kernel: str, out: str | Path | None, overwrite: bool) -> Path:
 def _compile_stage(
     jobs: list[dict[str, Any]], started: float, settings: Settings
 ) -> dict[str, Compiled]:
+    now = time.monotonic()  # PyTorch's import and the models may have taken seconds
     return compile_all(
         jobs,
         settings.processes or os.cpu_count() or 1,
         lambda done, total: settings.progress("compiling", done, total),
         settings.command,
-        started + COMPILE_SHARE * settings.budget_s,
+        now + COMPILE_SHARE * (started + settings.budget_s - now),
     )
 
 
@@ -197,7 +198,7 @@ def measure_all(
         for number, problem in enumerate(problems):
             settings.progress("measuring", number, len(problems))
             left = deadline - time.monotonic()
-            share = left * problem.cost_s / cost
+            share = left * problem.cost_s / cost if cost > 0 else 0.0  # nobody has candidates
             cost -= problem.cost_s
             for name in lost & set(problem.candidates):
                 del problem.candidates[name]

@@ -1,6 +1,9 @@
-"""From a tuner's results file to the winners that the package ships.
+"""From a tuner's results files to the winners that the package ships.
 
 python -m tilecat.tune.winners benchmarks/results/tune-matmul.json tilecat/kernels/tuned
+
+Of several files a later one's problems take the place of an earlier one's; their rows say which run
+they are from.
 """
 
 from __future__ import annotations
@@ -10,6 +13,8 @@ import re
 import sys
 from pathlib import Path
 from typing import Any
+
+from ..errors import LayoutError
 
 NEAR = 1.01  # of the best median: among these the one that wins most problems is taken
 
@@ -62,9 +67,34 @@ def _near(medians: dict[str, float]) -> list[str]:
     return [name for name, us in ours.items() if us <= NEAR * min(ours.values())]
 
 
-def main(source: str, folder: str) -> None:
-    """Writes FOLDER/KERNEL-DEVICE.json."""
-    found = winners(json.loads(Path(source).read_text(encoding="utf-8")))
+def merged(first: dict[str, Any], *later: dict[str, Any]) -> dict[str, Any]:
+    """Winners of several runs of one kernel and dtype, of GPUs of one kind.
+
+    Raises:
+        LayoutError: of different ones.
+    """
+    rows = {(row["layout"], *row["extents"].values()): row for row in first["problems"]}
+    for found in later:
+        for what in ("kernel", "target", "dtype"):
+            if found[what] != first[what]:
+                raise LayoutError(
+                    f"winners: results of one {what}, got {first[what]} and {found[what]}"
+                )
+        run = {name: found["environment"][name] for name in ("date", "device", "commit")}
+        if run["device"] != first["environment"]["device"]:
+            raise LayoutError(
+                f"winners: results of one device, got {first['environment']['device']} and "
+                f"{run['device']}"
+            )
+        for row in found["problems"]:
+            rows[row["layout"], *row["extents"].values()] = {**row, "run": run}
+    return {**first, "problems": list(rows.values())}
+
+
+def main(*paths: str) -> None:
+    """Writes FOLDER/KERNEL-DEVICE.json: of results files, then the folder."""
+    *sources, folder = paths
+    found = merged(*(winners(json.loads(Path(p).read_text(encoding="utf-8"))) for p in sources))
     device = found["environment"]["device"].lower().split()[-1]
     path = Path(folder) / f"{found['kernel']}-{device}.json"
     rows = ",\n  ".join(json.dumps(row) for row in found.pop("problems"))
