@@ -80,8 +80,10 @@ def test_groups_with_scales_bias_and_beta(ends):
         close(made, chain)
 
 
-def test_groups_with_scales_of_blocks():
-    counts, n, k = (30, 100, 0, 3), 200, 300
+@pytest.mark.parametrize("k", [300, 304], ids=["threads", "TMA"])
+def test_groups_with_scales_of_blocks(k):
+    """Groups begin in rows 30, 130 and 133: no multiples of 4, where TMA reaches scales of rows."""
+    counts, n = (30, 100, 0, 6), 200
     a, b, rows = operands(counts, n, k, dtype="e4m3")
     rng = np.random.default_rng(0)
     scale_a = rng.uniform(0.5, 2, (sum(counts), 3)).astype(np.float32)

@@ -64,13 +64,21 @@ def test_tensor_maps_are_encoded_as_the_driver_wants_them(cuda):
     assert [int(x) for x in extents] == [40, 50]
     assert [int(x) for x in strides] == [96]
     assert [int(x) for x in box] == [16, 32]
-    assert [x.name.rsplit("_", 1)[1] for x in rest[1:]] == ["NONE", "32B", "256B", "NONE"]
+    assert [x.name.rsplit("_", 1)[1] for x in rest[1:]] == ["NONE", "32B", "128B", "NONE"]
     assert second[0].name.endswith("UINT8")
     assert [int(x) for x in second[4]] == [48]  # any stride goes with extent 1: 40 bytes, rounded
     maps = (ctypes.c_void_p * 2).from_address(cuda.launches[0][0][9])
     assert [pointer % 64 for pointer in maps] == [0, 0]
     found = [ctypes.string_at(pointer, 128) for pointer in maps]
     assert found == [map_bytes(args) for args in cuda.maps]
+
+
+@pytest.mark.parametrize(("step", "fetched"), [(128, "256B"), (384, "256B"), (192, "128B")])
+def test_rows_of_whole_256_bytes_are_fetched_by_as_many(cuda, step, fetched):
+    launcher = launch.Launcher(copy_tile(rows=32, cols=16, swizzle_bytes=32), b"cubin")
+    launcher([tensor((50, 40), (step, 1), 4096, "bf16"), tensor((50, 40), (48, 1), 65536, "e4m3")])
+    names = [args[-2].name.rsplit("_", 1)[1] for args in cuda.maps]
+    assert names == [fetched, "128B"]
 
 
 def test_outer_strides_of_extent_one_axes():

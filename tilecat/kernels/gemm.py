@@ -134,8 +134,12 @@ def sums_of(pipe, dtype, cols, products, count):
     return [every[i : i + products] for i in range(0, len(every), products)]
 
 
-def scales_of(pipe, args, C, tile, block_scales):
-    """Scales at the head of the arguments, if there are some, and the others."""
+def scales_of(pipe, args, C, tile, block_scales, groups):
+    """Scales at the head of the arguments, if there are some, and the others.
+
+    A group's rows begin anywhere, and TMA reaches scales of rows from multiples of four on.
+    """
+    pipe.loads_by_threads = bool(block_scales and groups)
     if isinstance(block_scales, str):
         return TensorScales.take(pipe, args, C, tile, block_scales)
     tile_m, tile_n, _ = tile
@@ -196,7 +200,7 @@ def matmul(A: gl[TA, ..., "M", "K"], B: gl[TB, ..., "K", "N"], C: inout[TC, ...,
                    ring="a" if early_a else "stage")  # fmt: skip
     b = pipe.input(cols_of(B, A, tile_k, tile_n))
     b2 = pipe.input(cols_of(more, A, tile_k, tile_n)) if second else None
-    scales, args = scales_of(pipe, args, C, (tile_m, tile_n, tile_k), block_scales)
+    scales, args = scales_of(pipe, args, C, (tile_m, tile_n, tile_k), block_scales, groups)
     columns = epilogues.Columns(epilogue, consumers, tile_n)
     c = pipe.output(st[C.dtype, 64, tile_n])
     tiles = sums_of(pipe, s32 if A.dtype == s8 else f32, tile_n, 1 + second, each)

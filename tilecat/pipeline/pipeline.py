@@ -106,6 +106,7 @@ class Pipeline:
         self.inputs: dict[str, Ring] = {}
         self.written: list[Ring] = []
         self.kinds_written: list[SharedTileType] = []
+        self.loads_by_threads = False  # some begin where TMA may not reach
         self.slots: dict[str, list[Slots]] = {}
         facts.update(template=template, stages=stages, blocks_per_sm=blocks_per_sm)
         self.builder.finalizers.append(self.build)
@@ -240,7 +241,8 @@ class Pipeline:
         tensors = [arg for arg in kernel.args if isinstance(arg, TensorArg)]
         reached = all(arg.tma for arg in tensors if arg.type.dtype in held)
         stored = not self.storing.wanted or self.storing.reaches(kernel.args)
-        return reached and "views" not in kernel.facts and stored
+        ours = self.loads_by_threads or "views" in kernel.facts
+        return reached and stored and not ours
 
     @property
     def issues(self) -> list[Issue]:
