@@ -58,6 +58,7 @@ LAYERS = (
     ("delta_rule_call", "based_call"),
     ("fft_plans", "fft_tables", "fft_spectra", "fft_conv_call"),
     ("fft_conv_backward_call",),
+    ("row_arguments", "rotary_call", "norm_call", "cross_entropy_call"),
     ("testing",),
     ("bench", "torch", "tune"),
     ("cli",),

@@ -194,14 +194,17 @@ from .attention_backward_call import attention_backward
 from .attention_call import attention
 from .attention_decode_call import attention_decode
 from .based_call import based, based_step
+from .cross_entropy_call import cross_entropy, cross_entropy_grad
 from .delta_rule_call import delta_rule, gated_delta_rule, gated_delta_rule_step
 from .fft_conv_backward_call import fft_conv_backward
 from .fft_conv_call import fft_conv
 from .kernels import epilogues, score_mods
 from .linear_attention_backward_call import simple_gla_backward
 from .linear_attention_call import lightning_attn, linear_attention, simple_gla
+from .norm_call import layer_norm_fn
 from .operators import grouped_matmul, matmul
 from .recurrence_step_call import lightning_attn_step, simple_gla_step, ssd_step
+from .rotary_call import apply_rotary, apply_rotary_qk
 from .scaled_operators import matmul_mxfp4, matmul_mxfp8, matmul_nvfp4
 from .ssd_call import ssd
 
@@ -210,6 +213,8 @@ __version__ = "0.1.0"
 __all__ = [
     "ArchError",
     "add_to_peer",
+    "apply_rotary",
+    "apply_rotary_qk",
     "as_a",
     "atomic_add",
     "atomic_max",
@@ -252,6 +257,8 @@ __all__ = [
     "copy_scales",
     "copy_to_peer",
     "copy_wait",
+    "cross_entropy",
+    "cross_entropy_grad",
     "cta_id",
     "cta_map",
     "cta_reduce",
@@ -305,6 +312,7 @@ __all__ = [
     "LayoutError",
     "last_of",
     "layouts",
+    "layer_norm_fn",
     "lcf",
     "lcsf",
     "left_fill",

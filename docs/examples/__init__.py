@@ -7,6 +7,7 @@ from .maps import COMPLEX, MAPS, MASKS, PRODUCTS, REDUCTIONS
 from .memory import COPIES, TMA, VIEWS
 from .pipelines import ESCAPE, OPERATORS, PIPELINES
 from .recurrences import RECURRENCES
+from .rows import ROWS
 from .scans import NARROW, SCANS
 from .synchronisation import CLUSTERS, SYNCHRONISATION
 from .tensor import TENSOR
@@ -14,7 +15,7 @@ from .tensor import TENSOR
 FAMILIES: tuple[Family, ...] = (
     BASICS, TYPES, CONTROL, MAPS, MASKS, REDUCTIONS, SCANS, NARROW, PRODUCTS, COMPLEX, COPIES, TMA,
     VIEWS, SYNCHRONISATION, CLUSTERS, TENSOR, PIPELINES, ESCAPE, OPERATORS, RECURRENCES,
-    FORMATS, ERRORS,
+    ROWS, FORMATS, ERRORS,
 )  # fmt: skip
 
 __all__ = ["FAMILIES", "Example", "Family", "run"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from ..builder import add
 from ..dtypes import DType
 from ..errors import LayoutError
-from ..layouts.registers import PAIRS, Fragment, fragment_of
+from ..layouts.registers import PAIRS, fragment_of
 from ..ops.views import ViewRegisters, part_registers
 from ..tiles import RegTileType
 from .functions import cast
@@ -162,16 +162,16 @@ def complex_pairs(tile: RegTile) -> ComplexTile:
             hint="tc.load(tile) brings a shared tile into registers",
         )
     kind, steps = tile.type, (1, 2) if tile.type.order == "row" else (2, 1)
-    run = kind.layout.fragment.run
-    unit = 2 * max(8, 2 * run)  # a part has whole steps of its fragment
-    if run % 2 or kind.dtype.bits != 32 or kind.shape[steps[1] - 1] % unit:
+    held = kind.layout.fragment
+    unit = 2 * max(8, held.step // 2)  # a part has whole steps of its fragment
+    if held.run % 2 or kind.dtype.bits != 32 or kind.shape[steps[1] - 1] % unit:
         raise LayoutError(
             f"complex_pairs: wanted a 32-bit tile whose pairs are {unit // 2} or a multiple, two "
             f"adjacent elements a lane, got {kind}",
             hint="load the parts apart: tc.complex_tile(re, im)",
         )
     rows, cols = kind.rows // steps[0], kind.cols // steps[1]
-    part = Fragment(run // 2)
+    part = replace(held, run=held.run // 2)
     kept = None if part == fragment_of(kind.dtype) else part
     half = RegTileType(kind.dtype, rows, cols, kind.warps, kind.order, kept)
     views = []

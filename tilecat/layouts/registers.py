@@ -24,8 +24,7 @@ class Fragment:
     steps.
 
     Args:
-        run: adjacent columns of one lane: 2 (pairs), 4 (quads) or 1 (singles); 8 is no operand's,
-            and moves 16 bytes of 16-bit elements an access.
+        run: adjacent columns of one lane: 2 (pairs), 4 (quads) or 1 (singles).
         lanes: (rows, runs of columns) that each bit of the lane's number is further on.
         halves: rows of one lane: 2, 8 apart, or 1.
     """
@@ -99,9 +98,24 @@ def tensor_fragment(shape: str, dtype: DType, cols: int) -> Fragment:
     return replace(one, run=run)
 
 
+def memory_fragment(run: int, along: int) -> Fragment:
+    """Rows as they lie in memory: runs go from lane to lane along a row, then to the next row.
+
+    As many lanes share a row as fill it, a power of two of them.
+
+    Args:
+        run: adjacent elements of a lane.
+        along: elements of a row, a multiple of 4 runs.
+    """
+    bits = next(n for n in (5, 4, 3, 2) if along % (run << n) == 0)
+    of_row = tuple((0, 1 << bit) for bit in range(bits))
+    return Fragment(run, (*of_row, *((1 << bit, 0) for bit in range(5 - bits))), 1)
+
+
 def fragment_name(fragment: Fragment) -> str:
     """What a fragment other than mma's is called: the shape of `tcgen05.ld` whose lanes it has."""
-    return next(name for name, one in TENSOR_FRAGMENTS.items() if one.lanes == fragment.lanes)
+    known = (name for name, one in TENSOR_FRAGMENTS.items() if one.lanes == fragment.lanes)
+    return next(known, f"runs of {fragment.run}")
 
 
 def tensor_shape(layout: RegisterLayout) -> str | None:
@@ -352,8 +366,7 @@ def _check_register_shape(layout: RegisterLayout) -> None:
             hint="a warp's tile or a warpgroup's",
         )
     across = 32 if dtype.bits == 8 and layout.kept is None else 8
-    if not layout.fragment.of_mma or layout.fragment.run > QUADS.run:
-        across = max(across, layout.fragment.step)
+    across = max(across, layout.fragment.step) if not layout.fragment.of_mma else across
     units = {"rows": layout.fragment.rows * warps, "cols": across}
     if order == "col":
         units = {"rows": across, "cols": units["rows"]}

@@ -137,10 +137,12 @@ class GlobalAccess(Op):
         """Whether its text depends on how the tensor lies."""
         return False
 
-    def place(self, w: Any, kind: RegTileType | RegVecType) -> tuple[Place, list[Steps]]:
-        """Where its elements lie."""
+    def place(
+        self, w: Any, kind: RegTileType | RegVecType, near: int | None = None
+    ) -> tuple[Place, list[Steps]]:  # fmt: skip
+        """Where its elements lie; `near`: the axis whose stride is 1."""
         axes = self.axes or default_axes(kind, self.arg)
-        return place_of(w, kind, self.arg, self.coords, axes, self.bounds, self.reverse)
+        return place_of(w, kind, self.arg, self.coords, axes, self.bounds, self.reverse, near)
 
     def run(self, kind: RegTileType | RegVecType) -> int:
         """Elements of a thread that one access moves where all are inside: at most 16 bytes.

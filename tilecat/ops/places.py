@@ -138,11 +138,12 @@ class Place:
         coords: first element along each axis; None for an axis whose coordinates are in `steps`.
         spread: for axes that the lanes spread over, the register with the lane's first step.
         bounds: narrower than the tensor, or empty.
+        near: the axis whose stride is known to be 1; None if none is.
     """
 
     def __init__(
         self, w: Any, arg: TensorArg, coords: tuple[Operand | None, ...], spread: dict[int, str],
-        bounds: Bounds = (),
+        bounds: Bounds = (), near: int | None = None,
     ):  # fmt: skip
         self.w = w
         self.arg = arg
@@ -166,6 +167,9 @@ class Place:
                 self.axes[dim] = Axis(first, where, w.stride(arg, dim))
             else:
                 self.rest = w.both(self.rest, inside(w, register, where))
+            if dim == near:
+                w.line(ptx.alu("mad.wide.s32", self.base, register, self.nbytes, self.base))
+                continue
             part = w.new("b64", "part")
             w.line(ptx.alu("cvt.s64.s32", part, register))
             w.line(ptx.alu("mul.lo.s64", part, part, w.stride(arg, dim)))
@@ -214,6 +218,7 @@ class Place:
 def place_of(
     w: Any, kind: RegTileType | RegVecType, arg: TensorArg, coords: tuple[Operand, ...],
     axes: tuple[int, ...], bounds: Bounds = (), reverse: tuple[int, ...] = (),
+    near: int | None = None,
 ) -> tuple[Place, list[Steps]]:  # fmt: skip
     """Where a tile or vector lies, and each element's steps from the thread's first.
 
@@ -232,7 +237,7 @@ def place_of(
                 step[dim] = registers[source]
             spread.pop(dim, None)
             starts[dim] = None
-    return Place(w, arg, tuple(starts), spread, bounds), steps
+    return Place(w, arg, tuple(starts), spread, bounds, near), steps
 
 
 def _turn_back(w: Any, dim: int, spread: dict[int, str], steps: list[Steps]) -> None:

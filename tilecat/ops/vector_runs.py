@@ -70,7 +70,7 @@ def load_runs(
     """
     kind = op.kind
     direct = kind.dtype == dtype
-    place, steps = op.place(w, kind)
+    place, steps = op.place(w, kind, op.arg.contiguous)
     words = run * dtype.nbytes // REGISTER_BYTES
     each = words if direct else run
     for number, first in enumerate(range(0, kind.elements, run)):
@@ -100,7 +100,7 @@ def store_runs(op: Any, w: Any, run: int, dtype: DType, registers: tuple[str, ..
     """
     kind = op.tile.type
     direct = kind.dtype == dtype
-    place, steps = op.place(w, kind)
+    place, steps = op.place(w, kind, op.arg.contiguous)
     words = run * dtype.nbytes // REGISTER_BYTES
     each = words if direct else run
     for number, first in enumerate(range(0, kind.elements, run)):

@@ -11,7 +11,7 @@ from ..ir import Scope
 from ..language.clusters import MAX_CLUSTER, cluster_id, cluster_rank, cluster_sync, num_clusters
 from ..language.clusters import cluster as ask_for_cluster
 from ..language.control import range_, when
-from ..language.cta import cluster_reduce, combine_warps, cta_reduce, cta_sync
+from ..language.cta import cluster_reduce, combine_warps, cta_reduce, cta_sync, gather_parts
 from ..language.functions import copy
 from ..language.reductions import reduce_vector
 from ..language.scalars import Scalar, named, operand_of, var
@@ -87,6 +87,7 @@ class Rows:
         self.ahead = ahead
         self.staging = Staging(stages)
         self.exchanges = 0  # of a row between CTAs
+        self.turn: Any = None  # rows of this CTA so far
         self.cluster = cluster
         self.shared = shared_by == "cta" or cluster > 1
         self.parts = warps * cluster if self.shared else 1
@@ -168,6 +169,23 @@ class Rows:
         self.exchanges += 1
         return cluster_reduce(name, whole)
 
+    def gather(self, *values: tuple[Any, float]) -> tuple[RegVec, ...]:
+        """Up to four f32 scalars of every part of a row, as plain vectors, for all threads of all.
+
+        One meeting of the warps (of the CTAs of a cluster) for all of them.
+
+        Args:
+            values: pairs of this part's scalar and what a vector has behind the last part.
+
+        Returns:
+            Plain vectors of `rows.parts` values, rounded up to a multiple of 32.
+
+        Scope: all warps that share rows, once a row. PTX: `st.shared` (`::cluster`), `bar.sync` or
+        `barrier.cluster`, `ld.shared.v4`.
+        """
+        assert self.turn is not None, "made before the first row"
+        return gather_parts(values, self.part, self.parts, self.cluster, self.turn & 1)
+
     def combine(self, vector: RegVec) -> None:
         """Adds the vectors of all warps of the CTA, in the order of their numbers, in place.
 
@@ -200,6 +218,7 @@ class Rows:
         if self.cluster > 1:
             cluster_sync()  # the others must be there to be written to
         started = self._registers("start", self.holes.call("rows_start"))
+        self.turn = var(0)
         if self.staging.inputs:
             self._staged(first, stride, started)
         elif self.ahead == 0:
@@ -223,6 +242,8 @@ class Rows:
         self.holes.call("rows_compute", row, *values)
         if self.exchanges - before == 1:
             cluster_sync()
+        if not self.staging.inputs:
+            self.turn += 1
 
     def _staged(self, first: Any, stride: Any, started: tuple[Registers, ...]) -> None:
         """Rows in shared memory: a warp loads ahead, all wait, compute and give the stage back."""
@@ -233,16 +254,15 @@ class Rows:
             early = first + turn * stride
             with when((warp_id() == 0) & (early < self.count)):
                 self.holes.call("rows_load", early)
-        number = var(0)
         for row in range_(first, self.count, stride):
-            staging.at(number)
-            staging.wait(number)
+            staging.at(self.turn)
+            staging.wait(self.turn)
             self._compute(row, *started)
             cta_sync()
             after = row + staging.stages * stride
             with when((warp_id() == 0) & (after < self.count)):
                 self.holes.call("rows_load", after)
-            number += 1
+            self.turn += 1
 
     def _span(self) -> tuple[Any, Any]:
         """The first row of this warp, and how far it is to the next."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..dtypes import DType, DTypeVar
 from ..errors import DTypeError, LayoutError
 from ..layouts import TENSOR_FRAGMENTS, fragment_of, tensor_fragment
-from ..layouts.registers import Fragment
+from ..layouts.registers import memory_fragment
 from ..layouts.shared import SWIZZLES
 from .types import (
     SCALE_CHUNK_BYTES,
@@ -127,8 +127,8 @@ class _Register:
     """`rt[dtype, rows, cols]` or `rt[dtype, rows, cols, order]`: the type of a register tile.
 
     A warpgroup holds tiles of a multiple of 64 rows, a warp of 16 (of columns, for order "col").
-    `rt[dtype, rows, cols, order, run]` is held for memory, not for mma: each thread has `run`
-    adjacent columns (1, 2, 4 or 8) of every `4 run`, and moves them in one access.
+    `rt[dtype, rows, cols, order, run]` is held for memory, not for mma: each thread has runs of 1,
+    2, 4 or 8 adjacent columns and moves one in one access, as many threads as fill a row along it.
 
     In place of an order, a shape of `tcgen05.ld`: a tile that lies as tensor memory loads it.
     `rt[f32, 128, 64, "32x32b"]` has a row in each thread of a warpgroup, so that reductions along
@@ -163,8 +163,10 @@ class _Register:
         run = rest[1] if rest[1:] else None
         if run is not None and (isinstance(run, bool) or run not in RUNS):
             raise LayoutError(f"rt: a thread has 1, 2, 4 or 8 adjacent columns, got {run!r}")
-        kept = Fragment(run) if run and Fragment(run) != fragment_of(dtype) else None
-        step = 32 if dtype.bits == 8 and kept is None else max(8, 4 * (run or 1))
+        kept = None
+        if run is not None and across % (4 * run) == 0:  # else the error below
+            kept = memory_fragment(run, across)
+        step = 4 * run if run else 32 if dtype.bits == 8 else 8
         if across % step:
             low = across // step * step
             raise LayoutError(

@@ -136,7 +136,6 @@ class RegTileType:
         order = "" if self.order == "row" else ", col"
         if not self.layout.fragment.of_mma:
             order = f', "{fragment_name(self.layout.fragment)}"'
-        order = f", {self.order}, 8" if self.kept == Fragment(8) else order
         warp = "" if self.warps == 4 else " of a warp"
         return f"rt[{self.dtype.name}, {self.rows}, {self.cols}{order}]{warp}"
 

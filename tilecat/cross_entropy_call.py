@@ -1,0 +1,261 @@
+"""Calls of cross-entropy: losses of rows of logits, and their gradient in the same pass."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .errors import DTypeError, LayoutError
+from .kernels.cross_entropy import PIECE, scale_rows
+from .kernels.cross_entropy import cross_entropy as kernel
+from .row_arguments import FLOATS, array_of, check_devices, check_number, first_that_fits
+from .runtime.arrays import ITEM_BYTES, ArrayView, empty, view
+
+REDUCTIONS = ("mean", "sum", "none")
+PART_BYTES = 64 << 10  # of a row in a CTA's shared memory: three CTAs and more share an SM
+SHARED_BYTES = 224 << 10  # that CTAs of an SM have for rows, of the 227 KiB of sm_90a
+WARPS = 8
+_fitting: dict[Any, int] = {}
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What a loss is, beside its arrays.
+
+    Args:
+        ignored: label of rows without one.
+        smoothing: share of the label that all of the vocabulary gets.
+        z_loss: factor of the squared log-sum-exp.
+    """
+
+    ignored: int = -100
+    smoothing: float = 0.0
+    z_loss: float = 0.0
+
+
+def cross_entropy(
+    x: Any, target: Any, ignore_index: int = -100, reduction: str = "mean", *,
+    label_smoothing: float = 0.0, z_loss: float = 0.0, return_lse: bool = False,
+) -> Any:  # fmt: skip
+    """`lse(x) - x[target]` of each row, and its mean over the rows that count.
+
+    With the options `lse - (1 - s) x[target] - s mean(x) + z_loss lse^2`; lse in f32.
+
+    Args:
+        x: ... x V logits, bf16, f16 or f32.
+        target: s64 or s32 of x's shape without V. A label outside 0 to V - 1 that is not
+            ignore_index gives NaN: nothing waits to look at labels.
+        ignore_index: label of rows whose loss is 0, and which do not count.
+        reduction: "mean", "sum" or "none".
+        label_smoothing: s, at least 0 and at most 1.
+        z_loss: at least 0.
+        return_lse: also return the log-sum-exp of each row.
+
+    Returns:
+        f32: the loss, a scalar array (of "mean" NaN where no row counts), or of each row. CUDA
+        arrays run on the GPU on the current stream, without waiting; NumPy arrays and CPU tensors
+        run on the PTX machine.
+
+    Raises:
+        LayoutError: shapes that do not fit, another reduction. DTypeError: other dtypes.
+        ResourceError: arrays on two devices; a CUDA array and no GPU.
+
+    Example: `loss = tc.cross_entropy(logits, labels)`
+    """
+    loss = loss_of("cross_entropy", ignore_index, label_smoothing, z_loss, reduction)
+    losses, lse, _ = forward("cross_entropy", x, target, loss)
+    found = reduced(losses, target, loss, reduction)
+    return (found, lse) if return_lse else found
+
+
+def cross_entropy_grad(
+    x: Any, target: Any, ignore_index: int = -100, reduction: str = "mean", *,
+    label_smoothing: float = 0.0, z_loss: float = 0.0, inplace: bool = False,
+) -> tuple[Any, Any]:  # fmt: skip
+    """The loss, and the gradient of the logits, in one pass over them.
+
+    Args:
+        x: logits, which the gradient replaces with `inplace`.
+        target, ignore_index, reduction, label_smoothing, z_loss: see `tc.cross_entropy`. Of "none"
+            the gradient is that of the sum.
+        inplace: write the gradient to x.
+
+    Returns:
+        (loss, gradient), the gradient of x's shape and dtype.
+
+    Raises:
+        LayoutError, DTypeError, ResourceError: as `tc.cross_entropy`.
+
+    Example: `loss, dlogits = tc.cross_entropy_grad(logits, labels, inplace=True)`
+    """
+    loss = loss_of("cross_entropy_grad", ignore_index, label_smoothing, z_loss, reduction)
+    factor = factor_of(x, target, loss, reduction)
+    losses, _, grad = forward("cross_entropy_grad", x, target, loss, factor=factor,
+                              grad=x if inplace else None)  # fmt: skip
+    return reduced(losses, target, loss, reduction), grad
+
+
+def loss_of(call: str, ignored: Any, smoothing: Any, z_loss: Any, reduction: Any) -> Loss:
+    """The numbers of a loss, checked.
+
+    Raises:
+        LayoutError: numbers outside their range, or another reduction.
+    """
+    if reduction not in REDUCTIONS:
+        raise LayoutError(f"{call}: reduction is {', '.join(REDUCTIONS)}, got {reduction!r}")
+    if isinstance(ignored, bool) or not isinstance(ignored, int) or not -(2**31) <= ignored < 2**31:
+        raise LayoutError(f"{call}: ignore_index is an int of 32 bits, got {ignored!r}")
+    smoothing = check_number(call, "label_smoothing", smoothing, 0, 1, open_=False)
+    return Loss(ignored, smoothing, check_number(call, "z_loss", z_loss, 0, math.inf, open_=True))
+
+
+def factor_of(x: Any, target: Any, loss: Loss, reduction: str) -> Any:
+    """What the gradient of each row is multiplied by: f32 [1] on x's device; None for 1."""
+    if reduction != "mean":
+        return None
+    factor = empty(x, (1,), "f32")
+    factor[...] = 1.0
+    count = (target != loss.ignored).sum()
+    factor /= count
+    return factor
+
+
+def reduced(losses: Any, target: Any, loss: Loss, reduction: str) -> Any:
+    """The losses of rows as one, or as they are, of target's shape."""
+    if reduction == "none":
+        return losses.reshape(tuple(target.shape))
+    total = losses.sum()
+    return total if reduction == "sum" else total / (target != loss.ignored).sum()
+
+
+def forward(
+    call: str, x: Any, target: Any, loss: Loss, *, factor: Any = None, grad: Any = None,
+    gradient: bool | None = None, lse: Any = None,
+) -> tuple[Any, Any, Any]:  # fmt: skip
+    """Losses and log-sum-exps of rows, and the gradient, or None.
+
+    Args:
+        call: the function, for errors.
+        x: ... x V.
+        target: labels.
+        loss: what it is.
+        factor: f32 [1] or [rows]: of the gradient.
+        grad: x, for a gradient in place; None for a new one.
+        gradient: whether there is one; None where there is a factor, or grad.
+        lse: known log-sum-exps: the gradient alone is made.
+    """
+    array, labels = _check(call, x, target)
+    *outer, width = array.shape
+    count = math.prod(outer)
+    wanted = (factor is not None or grad is not None) if gradient is None else gradient
+    wanted = wanted or call == "cross_entropy_grad"
+    losses = empty(x, (count,), "f32")
+    known = lse is not None
+    lse = empty(x, (count,), "f32") if lse is None else lse
+    if not wanted:
+        grad = x
+    elif grad is None:
+        grad = empty(x, tuple(array.shape), array.dtype)
+    if factor is None:
+        factor = empty(x, (1,), "f32")
+        factor[...] = 1.0
+    if count:
+        rows, out = _rows(x, count, width), None
+        out = rows if grad is x else grad.reshape(count, width)
+        words = labels_of(target, count, labels.dtype)
+        fixed = {"V": width, "W": words.shape[1], "forward": not known, "gradient": wanted,
+                 "smooth": loss.smoothing > 0, "z": loss.z_loss > 0}  # fmt: skip
+        first_that_fits(
+            kernel, _fitting, (array.dtype, *fixed.values()), configs(width, view(rows)),
+            lambda config: kernel(rows, out, words, losses, lse, factor, loss.ignored,
+                                  loss.smoothing, loss.z_loss, **fixed, **config),
+        )  # fmt: skip
+    return losses, lse, grad if wanted else None
+
+
+def scale_gradient(grad: Any, factor: Any) -> Any:
+    """`grad *= factor`, f32 [1] or [rows], in place; nothing moves where the factor is 1."""
+    *outer, width = view(grad).shape
+    count = math.prod(outer)
+    if count:
+        scale_rows(_rows(grad, count, width), factor, D=width)
+    return grad
+
+
+def configs(width: int, x: ArrayView) -> list[dict[str, Any]]:
+    """Configurations, the fastest first: clusters whose CTAs hold a row.
+
+    In shared memory if bulk copies reach it, else in registers.
+    """
+    item = ITEM_BYTES[x.dtype]
+    reached = x.strides[1] == 1 and not any(n % 16 for n in (x.ptr, x.strides[0] * item,
+                                                             width * item))  # fmt: skip
+    cluster = 1
+    while cluster < 8 and width * item > PART_BYTES * cluster:
+        cluster *= 2
+    while cluster > 1 and _pieces(width, cluster) * (cluster - 1) * PIECE >= width:
+        cluster //= 2
+    if not reached:
+        return [{"warps": 16, "cluster": c, "blocks": 1, "staged": False}
+                for c in sorted({cluster, 8})]  # fmt: skip
+    held = _pieces(width, cluster) * PIECE * item
+    blocks = max(1, min(5, SHARED_BYTES // (held + 2048)))
+    return [{"warps": WARPS, "cluster": cluster, "blocks": n, "staged": True}
+            for n in sorted({blocks, max(blocks // 2, 1), 1}, reverse=True)]  # fmt: skip
+
+
+def _pieces(width: int, cluster: int) -> int:
+    """Pieces of a CTA."""
+    return -(-width // (WARPS * cluster * PIECE)) * WARPS
+
+
+def labels_of(target: Any, count: int, dtype: str) -> Any:
+    """Labels as s32 [rows, 1], or the halves of s64 [rows, 2]."""
+    flat = target.reshape(count)
+    if dtype == "s32":
+        return flat.reshape(count, 1)
+    words = flat.view(np.int32) if isinstance(flat, np.ndarray) else flat.view(_s32_of(flat))
+    return words.reshape(count, 2)
+
+
+def _s32_of(x: Any) -> Any:
+    """The library's own s32."""
+    return empty(x, (0,), "s32").dtype
+
+
+def _rows(x: Any, count: int, width: int) -> Any:
+    """Rows of x: a view.
+
+    Raises:
+        LayoutError: rows that lie in no order of one stride.
+    """
+    rows = x.reshape(count, width)
+    if view(rows).ptr != view(x).ptr:
+        raise LayoutError(
+            "cross_entropy: in place, rows of x are one stride apart, got strides "
+            f"{tuple(view(x).strides)} (elements) of shape {tuple(view(x).shape)}",
+            hint="x.reshape(-1, V), or inplace=False",
+        )
+    return rows
+
+
+def _check(call: str, x: Any, target: Any) -> tuple[ArrayView, ArrayView]:
+    array = array_of(call, "x", x, FLOATS)
+    if not array.shape or array.shape[-1] == 0:
+        raise LayoutError(f"{call}: x is ... x V, V at least 1, got shape {tuple(array.shape)}")
+    try:
+        labels = view(target)
+    except DTypeError as error:
+        raise DTypeError(f"{call}: target: {error.message}", hint=error.hint) from None
+    if labels.dtype not in ("s64", "s32"):
+        raise DTypeError(f"{call}: target is s64 or s32, got {labels.dtype}")
+    if tuple(labels.shape) != tuple(array.shape[:-1]):
+        raise LayoutError(
+            f"{call}: target has the shape of x without V, {tuple(array.shape[:-1])}, got "
+            f"{tuple(labels.shape)}"
+        )
+    check_devices(call, {"x": array, "target": labels})
+    return array, labels

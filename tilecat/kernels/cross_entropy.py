@@ -1,0 +1,186 @@
+"""Cross-entropy of rows of logits, its log-sum-exp, and the gradient of the logits in one pass.
+
+A row of a vocabulary lies in the shared memory of the CTAs of a cluster (or in their registers): it
+is read once. Its largest logit, the sum of exponentials and then the gradient are made from there.
+"""
+
+from __future__ import annotations
+
+import math
+
+import tilecat as tc
+from tilecat import DTypeVar, bf16, f16, f32, gl, inout, rv, s32, sv
+
+T = DTypeVar("T", bf16, f16, f32)
+RUN = 8  # adjacent logits of a thread: 16 bytes of 16-bit types
+PIECE = 32 * RUN  # logits of a warp that are computed with at a time
+LOG2E = math.log2(math.e)
+
+
+class Row:
+    """The pieces of a row: a CTA has `each` one after another, its warps take them in turn.
+
+    Args:
+        rows: the template.
+        X: logits.
+        V: logits of a row.
+        warps: of a CTA.
+        piece: logits of a warp that are computed with at a time.
+        staged: whether rows lie in shared memory.
+    """
+
+    def __init__(self, rows, X, V, warps, piece, staged):
+        self.X, self.rows, self.V, self.warps, self.piece = X, rows, V, warps, piece
+        self.count = -(-V // (rows.parts * piece))  # pieces of a warp
+        self.each = self.count * warps
+        self.rank, self.warp = rows.part // warps, rows.part % warps
+        self.kind = rv[X.dtype, piece, "plain", RUN]
+        room = sv[X.dtype, self.each * piece]
+        self.input = rows.input(room, fill=float("-inf")) if staged else None
+
+    def load(self, row):
+        """In the load hole: registers, or nothing where bulk copies bring the row."""
+        if self.input is None:
+            return tuple(
+                tc.load(self.X[row, self.number(i)], self.kind, fill=float("-inf"))
+                for i in range(self.count)
+            )
+        held, last = self.each * self.piece, self.rows.cluster - 1
+        with tc.when(self.rank < last):
+            self.input.load(self.X.at(row, self.rank * held))
+        with tc.otherwise():
+            self.input.load(self.X.at(row, self.rank * held), self.V - last * held)
+        return None
+
+    def number(self, i):
+        """Number in the row of this warp's i-th piece."""
+        return self.rank * self.each + i * self.warps + self.warp
+
+    def pieces(self, held):
+        """This warp's pieces and their numbers in the row: from registers, or shared memory.
+
+        What lies beyond the row is -inf.
+        """
+        if held:
+            yield from ((self.number(i), x) for i, x in enumerate(held))
+            return
+        for i in tc.range(self.count):
+            part = self.input.vector.part(i * self.warps + self.warp, self.each)
+            yield self.number(i), tc.load(part, self.kind)
+
+    def hot(self, x, label, place):
+        """Conditions: an element of a piece is the label's."""
+        return tc.col_index(x) == label - place * self.piece
+
+    def power(self, x, base):
+        """`exp(x - base)`; of 16-bit logits in one product, whose error is below their own."""
+        if self.X.dtype == f32:
+            return tc.exp2((x - base) * LOG2E)
+        return tc.exp2(tc.fma(x, LOG2E, base * -LOG2E))
+
+    def sums(self, held, label, smooth):
+        """The row's log-sum-exp, the label's logit, and the sum of all logits if `smooth`.
+
+        Each warp sums powers of its own largest logit; those of all warps meet once.
+        """
+        largest = tc.full(self.kind, float("-inf"))
+        for _, x in self.pieces(held):
+            tc.maximum(largest, x, out=largest)
+        top = tc.reduce_vector("max", tc.cast(largest, f32))
+        base = tc.select(top == -math.inf, 0.0, top)
+        wide = rv[f32, self.piece, "plain", RUN]
+        total, every, logit = tc.zeros(wide), tc.zeros(wide), tc.var(0.0)
+        for place, x in self.pieces(held):
+            x = tc.cast(x, f32)
+            total += self.power(x, base)
+            with tc.when(label // self.piece == place):
+                logit.set(tc.reduce_vector("sum", tc.select(self.hot(x, label, place), x, 0.0)))
+            if smooth:
+                every += tc.select(tc.col_index(x) + place * self.piece < self.V, x, 0.0)
+        sums = [(tc.reduce_vector("sum", v), 0.0) for v in (total, every)[: 1 + smooth]]
+        tops, totals, logits, *every = self.rows.gather((top, -math.inf), sums[0],
+                                                        (logit.get(), 0.0), *sums[1:])  # fmt: skip
+        top = tc.reduce_vector("max", tops)
+        base = tc.select(top == -math.inf, 0.0, top)
+        total = tc.reduce_vector("sum", totals * tc.exp2((tops - base) * LOG2E))
+        lse = base + tc.log(total, accurate=True)
+        return lse, *(tc.reduce_vector("sum", v) for v in (logits, *every))
+
+    def store_gradient(self, G, row, held, label, lse, scale, hot, flat):
+        """`G = softmax scale - flat`, less `hot` at the label."""
+        for place, x in self.pieces(held):
+            g = self.power(tc.cast(x, f32), lse) * scale
+            g = g if flat is None else g - flat
+            with tc.when(label // self.piece == place):
+                tc.copy(g, tc.select(self.hot(g, label, place), g - hot, g))
+            tc.store(G[row, place], g)
+
+
+@tc.kernel
+def cross_entropy(X: inout[T, "M", "V"], G: inout[T, "M", "V"], TARGET: gl[s32, "M", "W"],
+                  LOSS: gl[f32, "M"], LSE: inout[f32, "M"], FACTOR: gl[f32, "F"], ignored: s32,
+                  smoothing: f32, z_loss: f32, *, V, W, forward=True, gradient=True, smooth=False,
+                  z=False, warps=8, cluster=4, blocks=3, piece=PIECE, staged=True,
+                  stages=1):  # fmt: skip
+    """LOSS = LSE - (1 - smoothing) X[label] - smoothing mean(X) + z_loss LSE^2; G = FACTOR dX.
+
+    Args:
+        X, G: logits, and their gradient; may be one array.
+        TARGET: labels, s32 (W = 1) or the two halves of s64 (W = 2). Rows of label `ignored` have
+            loss and gradient 0; those of one outside the vocabulary NaN.
+        LOSS, LSE: of each row; LSE is read, not written, unless `forward`.
+        FACTOR: of each row, or one of all.
+        ignored, smoothing, z_loss: the last two are not looked at unless `smooth`, `z`.
+        V: logits of a row. forward, gradient: what is made.
+        warps, cluster, blocks, stages: of `tc.rows`; rows in shared memory if `staged`.
+        piece: logits that a warp computes with at a time.
+    """
+    rows = tc.rows(X.rows, warps=warps, shared_by="cta", cluster=cluster, blocks_per_sm=blocks,
+                   ahead=0, stages=stages)  # fmt: skip
+    whole = Row(rows, X, V, warps, piece, staged)
+    rows.load(lambda row: whole.load(row))
+
+    @rows.compute
+    def _(row, *held):
+        label, inside = tc.load(TARGET[row, 0], s32), True
+        if W == 2:
+            inside = tc.load(TARGET[row, 1], s32) == label >> 31
+        skipped, inside = (label == ignored) & inside, (label >= 0) & (label < V) & inside
+        if forward:
+            lse, logit, *every = whole.sums(held, label, smooth)
+            loss = lse - logit
+            if smooth:
+                loss = lse - (1.0 - smoothing) * logit - smoothing * (every[0] * (1.0 / V))
+            loss = loss + z_loss * lse * lse if z else loss
+            loss = tc.select(inside, loss, float("nan"))
+            with tc.when(rows.part == 0):
+                tc.store(LOSS[row], tc.select(skipped, 0.0, loss))
+                tc.store(LSE[row], lse)
+        else:
+            lse = tc.load(LSE[row], f32)
+        if gradient:
+            factor = tc.select(inside, tc.load(FACTOR[row % FACTOR.size(0)], f32), float("nan"))
+            factor = tc.select(skipped, 0.0, factor)
+            scale = factor * (1.0 + 2.0 * z_loss * lse) if z else factor
+            hot = factor * (1.0 - smoothing) if smooth else factor
+            flat = factor * smoothing * (1.0 / V) if smooth else None
+            whole.store_gradient(G, row, held, label, lse, scale, hot, flat)
+
+
+@tc.kernel
+def scale_rows(G: inout[T, "M", "D"], FACTOR: gl[f32, "F"], *, D, warps=8, blocks=2):
+    """G *= FACTOR, of each row, or one of all; rows of factor 1 are not touched."""
+    rows = tc.rows(G.rows, warps=warps, shared_by="cta", blocks_per_sm=blocks, ahead=0)
+    pieces = -(-D // PIECE)
+
+    @rows.load
+    def _(row):
+        return tc.full(rv[f32, 32, "plain"], tc.load(FACTOR[row % FACTOR.size(0)], f32))
+
+    @rows.compute
+    def _(row, factor):
+        factor = tc.reduce_vector("max", factor)
+        with tc.when(~(factor == 1.0)):
+            for piece in tc.range(rows.part, pieces, rows.parts):
+                g = tc.cast(tc.load(G[row, piece], rv[G.dtype, PIECE, "plain", RUN]), f32)
+                tc.store(G[row, piece], g * factor)
