@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from .arch import DEFAULT_TARGET, arch_of
+from .arch import DEFAULT_TARGET, arch_of, arch_of_device
 from .binding import Bound, bind, by_position, default_specialization
 from .check import CheckedKernel, check
 from .codegen.emit import generate
@@ -398,11 +398,23 @@ class KernelFunction:
         except (KeyError, TypeError):  # a new call shape, or what `bind` will refuse as unhashable
             pass
         bound = bind(self.signature, views, params)
-        compiled = self.specialize(bound.specialization, DEFAULT_TARGET)
+        compiled = self.specialize(bound.specialization, _target_of(bound.device))
         if len(self._prepared) >= MAX_PREPARED:
             self._prepared.clear()
         self._prepared[key] = (bound, compiled)
         return bound, compiled
+
+
+def _target_of(device: str) -> str:
+    """The target of arrays' device; of arrays in CPU memory the default.
+
+    Raises:
+        ArchError: a GPU that tilecat does not compile for.
+    """
+    if device == "cpu":
+        return DEFAULT_TARGET
+    gpu = deferred.driver().device(int(device.partition(":")[2]))
+    return arch_of_device(gpu.capability, gpu.name).target
 
 
 def _ready_key(args: tuple[Any, ...], params: dict[str, Any]) -> Any:

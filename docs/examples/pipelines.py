@@ -325,6 +325,45 @@ x = np.ones((170, 64), np.float32)
 y = np.zeros_like(x)
 doubled(x, np.array([0, 100, 100, 170], np.int32), y, grid=2)
 """
+FUSED = """
+@tc.kernel
+def layers(X: gl[bf16, "M", 64], U: gl[bf16, "H", 64], W: gl[bf16, "H", 64], Y: gl[f32, "M", 64]):
+    pipe = tc.lcf(consumers=2, stages=2, tasks=tc.row_major(tc.cdiv(X.rows, 128), 1),
+                  steps=tc.cdiv(U.rows, 64))
+    x = pipe.input(st[bf16, 64, 64], count=2, ring="x", rate="task")
+    u, w = pipe.input(st[bf16, 64, 64]), pipe.input(st[bf16, 64, 64])
+    hidden = pipe.accumulator(f32, 64, 64, rate="step")
+    active, y = pipe.operand(bf16, 64, 64), pipe.accumulator(f32, 64, 64)
+
+    @pipe.begin
+    def _(task):
+        for i in range(2):
+            tc.load_async(x[i], X[task.row * 2 + i, 0])
+
+    @pipe.load
+    def _(task, step):
+        tc.load_async(u, U[step, 0])
+        tc.load_async(w, W[step, 0])
+
+    @pipe.compute                                   # products alone
+    def _(task, step):
+        tc.mma_ABt(hidden, x[pipe.consumer], u)
+        tc.mma_AB(y, active, w)
+
+    @pipe.transform                                 # between them
+    def _(task, step):
+        tc.store(active, tc.cast(tc.relu(hidden), bf16))
+
+    @pipe.finish
+    def _(task):
+        tc.store(Y[task.row * 2 + pipe.consumer, 0], y)
+
+x, u = np.eye(64, dtype=bf16.numpy), np.full((128, 64), -1, bf16.numpy)
+u[:64] = 2
+w, y = np.ones((128, 64), bf16.numpy), np.empty((64, 64), np.float32)
+layers(x, u, w, y)
+text = layers.compile(target="sm_107a").ptx
+"""
 PIPELINES = Family(
     "pipelines",
     "Pipelines and orders of tasks",
@@ -335,7 +374,7 @@ schedule gives.
 """,
     ("lcf", "pipe", "pipe.input", "pipe.scratch", "pipe.output", "pipe.accumulator",
      "pipe.consumer", "pipe.setup", "pipe.begin", "pipe.start", "pipe.load", "pipe.compute",
-     "pipe.consume", "pipe.finish",
+     "pipe.operand", "pipe.transform", "pipe.consume", "pipe.finish",
      "pipe.turn", "input", "input.wait", "input.release", "scratch", "scratch.wait",
      "scratch.release", "output", "output.store", "lcsf", "stream", "stream.output",
      "stream.store", "stream.finish_store", "roles", "parts", "parts.role", "parts.ring", "role",
@@ -351,6 +390,8 @@ schedule gives.
         E("pipe.scratch pipe.begin pipe.consume pipe.turn pipe.consumer input.wait input.release "
           "scratch scratch.wait scratch.release", SCRATCH, "(c.astype(float) == 128).all()"),
         E("pipe.setup", KEPT, "(y == 1).all()"),
+        E("pipe.operand pipe.transform", FUSED,
+          ("(y == 128).all()", "text.count('tcgen05.st.sync.aligned.16x128b') == 1")),
         E("grouped",
           GEMM.format(tasks="tc.grouped(tc.cdiv(A.rows, 64), tc.cdiv(B.cols, 64), rows=2)"),
           GEMM_CHECK),

@@ -315,6 +315,38 @@ def test_early_a_is_right(params: dict, seed: int):
     check(c, a, b)
 
 
+@pytest.mark.parametrize("early_a", [True, False])
+@pytest.mark.parametrize(
+    ("stages", "a_stages"),
+    [(2, 3), *(pytest.param(*n, marks=pytest.mark.full) for n in ((3, 1), (2, 5)))],
+)
+def test_a_has_a_depth_of_its_own(stages: int, a_stages: int, early_a: bool):
+    a, b, c = arrays(300, 264, 392, TYPES["f16"])
+    params = {"early_a": early_a, "stages": stages, "a_stages": a_stages}
+    run(a, b, c, seed=stages, tile_n=128, **params)
+    check(c, a, b)
+    text = compiled("f16", tile_n=128, **params).ptx
+    assert len(re.findall(r"mbarrier\.init", text)) == 2 * (stages + a_stages) + 4
+    assert (EARLY in text) == early_a
+
+
+def test_the_inputs_of_a_ring_have_one_depth():
+    @tc.kernel
+    def product(A: gl[bf16, "M", "K"], *, depth):
+        pipe = tc.lcf(consumers=1, stages=2, tasks=tc.row_major(1, 1), steps=1)
+        pipe.input(st[bf16, 64, 64], ring="a", stages=3)
+        pipe.input(st[bf16, 64, 64], ring="a")
+        pipe.input(st[bf16, 64, 64], ring="a" if depth else "b", stages=depth)
+
+    for depth, text in (
+        (2, "the ring a has 3 stages, as its first input says, got stages=2"),
+        (0, "stages is a compile-time int from 1 to 32, got stages=0"),
+    ):
+        with pytest.raises(ResourceError, match=re.escape(text)) as error:
+            product.compile(target="sm_107a", depth=depth)
+        assert "test_rubin.py" in str(error.value)
+
+
 @pytest.mark.parametrize(
     ("kind", "text", "params"),
     [

@@ -112,8 +112,8 @@ def test_a_ring_of_a_task_has_no_inputs_of_steps():
 def test_inputs_of_a_task_need_begin_and_consume(options):
     error = pytest.raises(ScopeError, compile_it(other="x", **options)).value
     assert error.message == (
-        "lcf: an input of a task is loaded in the hole `begin` and used in `consume`, by consumers "
-        "that share tasks, got ring w"
+        "lcf: an input of a task is loaded in the hole `begin` and used in `consume`, or beside "
+        "`transform`, by consumers that share tasks, got ring w"
     )
 
 

@@ -161,6 +161,12 @@ class Arch:
     tensor_forms: tuple[TensorForm, ...] = ()
     rates: tuple[tuple[str, Limit], ...] = ()
 
+    @property
+    def capability(self) -> tuple[int, int]:
+        """Compute capability of its GPUs: (10, 3) of `sm_103a`."""
+        major, minor = divmod(int(self.target.removeprefix("sm_").rstrip("af")), 10)
+        return major, minor
+
     def limit(self, name: str) -> int:
         """Value of a limit."""
         return dict(self.limits)[name].value

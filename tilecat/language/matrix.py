@@ -70,6 +70,7 @@ def _left(name: str, a: Any) -> Value:
     Raises:
         LayoutError: its transpose there.
     """
+    a = getattr(a, "left", a)  # what a pipeline's consumers compute
     if not isinstance(a, TensorTile):
         return factor_of(name, a, name.startswith("mma_At"))
     if name.startswith("mma_At"):

@@ -188,15 +188,18 @@ def store(destination: Any, source: Any) -> None:
     tensor they move 4 or 8 bytes at a time; a pipeline's output, or `tc.store_async`, is faster.
 
     Args:
-        destination: a shared tile or vector, one of a peer, a tile of tensor memory, or a place
-            in a tensor: `C[row, col]`,
+        destination: a shared tile or vector, one of a peer, a tile of tensor memory, a pipeline's
+            operand, or a place in a tensor: `C[row, col]`,
             `C[rows, col]` with an s32 vector of rows to scatter to, `counts[i]`.
         source: a register tile or a whole vector; for a place also a scalar or a number, which one
             thread of the scope stores.
 
     Scope: warpgroup, warp; a scalar: any. PTX: `stmatrix`, or `st`.
     """
-    if isinstance(destination, GlobalTile):
+    take = getattr(destination, "take", None)  # of a pipeline's operand
+    if take is not None:
+        take(source)
+    elif isinstance(destination, GlobalTile):
         _store_global(destination, source)
     elif isinstance(destination, TensorTile):
         store_tensor(destination, source)

@@ -7,6 +7,7 @@ Sources: PTX ISA 9.4 (9.7.16.4.2 wide K, 9.7.16.10 collectors, 9.7.16.12.1 the e
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Any
 
 from ..arch import ARCHS, Arch
 from ..errors import ArchError, Loc, ResourceError, ScopeError
@@ -104,3 +105,17 @@ _WANTS = {
         "oversized", "327 KiB of shared memory a CTA", "oversized=False: 227 KiB, fewer stages"
     ),
 }  # fmt: skip
+
+
+def check_int(name: str, value: Any, low: int, high: int, loc: Loc | None) -> None:
+    """Refuses what is no compile-time int in a range.
+
+    Raises:
+        ResourceError: it is not; `name` is `template: parameter`.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        parameter = name.rpartition(" ")[2]
+        raise ResourceError(
+            f"{name} is a compile-time int from {low} to {high}, got {parameter}={value!r}",
+            loc=loc,
+        )

@@ -17,7 +17,8 @@ ANY_NUMBER = {  # holes of any number of arguments, and what those are
 }
 ARGUMENTS = {
     "setup": (), "begin": ("task",), "load": ("task", "step"), "start": ("task",),
-    "compute": ("task", "step"), "consume": ("task", "steps"), "finish": ("task",),
+    "compute": ("task", "step"), "transform": ("task", "step"),
+    "consume": ("task", "steps"), "finish": ("task",),
     "store": ("task", "step"), "finish_store": ("task",),
     "rows_start": (), "rows_load": ("row",), "rows_compute": (),
     "rows_finish": (),

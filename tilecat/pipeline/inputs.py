@@ -30,10 +30,12 @@ def check_inputs(pipe: Pipeline) -> None:
                 loc=ring.loc, hint="@pipe.setup",
             )  # fmt: skip
     for ring in (ring for ring in pipe.inputs.values() if ring.rate == "task"):
-        wrong = [role for role in pipe.roles if "consume" not in role.holes or role.alternate]
+        uses = {"consume", "transform"}
+        wrong = [r for r in pipe.roles if not uses & r.holes.filled.keys() or r.alternate]
         if "begin" not in pipe.holes or wrong:
             raise ScopeError(
                 f"{pipe.template}: an input of a task is loaded in the hole `begin` and used "
-                f"in `consume`, by consumers that share tasks, got ring {ring.name}",
+                "in `consume`, or beside `transform`, by consumers that share tasks, got ring "
+                f"{ring.name}",
                 loc=ring.loc, hint="@pipe.begin, @pipe.consume",
             )  # fmt: skip

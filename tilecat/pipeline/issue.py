@@ -13,7 +13,6 @@ for the next task but one, and go on as on other chips.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -36,107 +35,22 @@ from ..language.tensor import (
 )
 from ..language.values import RegTile
 from ..ops.mma_tensor import Commit, ElectIssuer, TensorMma
-from ..ops.sync import AllocBarriers, Arrive, barrier_of
+from ..ops.sync import barrier_of
 from ..ops.tensor import AllocTensor, FreeTensorMemory
-from ..ops.tensor_moves import ROWS, LoadTensor
-from ..ops.views import storage
+from ..ops.tensor_moves import ROWS, LoadTensor, StoreTensor
 from ..tiles import RegTileType, ScalesType, TensorTileType, rt
-from . import pairs
+from . import between, pairs
 from .collectors import collect, reads_only_a
 from .member import Member
 from .ring import WARPGROUP_THREADS, Party, Ring, Visit, visiting
 from .sharing import sharers
 from .slots import Slots
+from .sums import Accumulator, SumsRing, most_held
 
 if TYPE_CHECKING:
     from .role import Role
 
 NAME = "mma"
-WARPGROUP_WARPS = WARPGROUP_THREADS // 32
-
-
-class Accumulator(RegTile):
-    """A consumer's sums: in tensor memory while products are added, then in its registers.
-
-    Attributes:
-        op: the tiles of all consumers.
-        issuing: the tile of the consumer whose products are traced, or None.
-        waiting: what loads it, where it is still in tensor memory; its first use does.
-    """
-
-    __slots__ = ("op", "issuing", "waiting", "_value")
-
-    def __init__(self, tile: RegTile, op: AllocTensor):
-        self.waiting: Callable[[Accumulator], None] | None = None
-        super().__init__(tile.value)
-        self.op = op
-        self.issuing: TensorTile | None = None
-
-    @property
-    def value(self) -> Value:  # type: ignore[override]
-        """Its registers, loaded."""
-        load, self.waiting = self.waiting, None
-        if load is not None:
-            load(self)
-        return self._value
-
-    @value.setter
-    def value(self, value: Value) -> None:
-        self._value = value
-
-    @property
-    def sums(self) -> RegTile | TensorTile:
-        """Where products are added."""
-        return self if self.issuing is None else self.issuing
-
-
-class SumsRing(Ring):
-    """Tensor memory between the issuing warp and the consumers: one stage a task."""
-
-    def __init__(self, depth: int, writer: Party, consumers: int, *, pair: bool):
-        super().__init__("sums", depth, writer=writer, pair=pair)
-        full, vacant = self.full, self.empty
-        assert isinstance(full, AllocBarriers) and isinstance(vacant, AllocBarriers), "just made"
-        full.arrivals, vacant.arrivals = 1, consumers * WARPGROUP_THREADS
-        if pair:
-            vacant.arrivals = pairs.CTAS * consumers * WARPGROUP_WARPS
-        vacant.tensor = True
-
-    def publish(self) -> None:
-        """The task's products are under way; when they are done, its sums are there."""
-        ranks = pairs.BOTH if self.pair else None
-        add(Commit(self.full.result, operand_of(self.stage), ranks))
-        self.advance()
-
-    def give_back(self, stage: Any, when: Any = None) -> None:
-        """Every thread that has loaded its share arrives; of a pair a warp, at the even CTA."""
-        if not self.pair:
-            add(Arrive(self.empty.result, operand_of(stage), each=True))
-            return
-        with warps():
-            add(Arrive(self.empty.result, operand_of(stage), rank=pairs.LEADER))
-
-    def seal(self) -> None:
-        """Nothing: the arrivals are known from the start."""
-
-
-def most_held(block: Block, tiles: list[Value]) -> int:
-    """Registers of tiles, as many as are in use at a time: from first to last use in a block."""
-    spans: dict[Value, tuple[int, int]] = {}
-    for at, op in enumerate(block.walk()):
-        for value in op.operands():
-            tile = storage(value)[0]
-            if tile in tiles:
-                spans[tile] = (spans.get(tile, (at, at))[0], at)
-    counts = [
-        sum(_registers(tile) for tile, (a, b) in spans.items() if a <= at <= b)
-        for at, _ in spans.values()
-    ]
-    return max(counts, default=0)
-
-
-def _registers(tile: Value) -> int:
-    return tile.type.registers if isinstance(tile.type, RegTileType) else 0
 
 
 class Issue(Party):
@@ -151,6 +65,10 @@ class Issue(Party):
         self.role = role
         self.pipe = role.pipe
         self.accumulators: list[Accumulator] = []
+        self.step_sums: list[Accumulator] = []
+        self.operands: list[between.Operand] = []
+        self.step_ring: SumsRing | None = None
+        self.operand_ring: between.OperandRing | None = None
         self.paired = role.warpgroups % 2 == 0
         self.ring: SumsRing | None = None
         self.products: list[TensorMma] = []  # of a step
@@ -165,8 +83,10 @@ class Issue(Party):
                 hint="tc.lcf(consumers=..., stages=..., tasks=..., steps=...)",
             )
 
-    def accumulator(self, dtype: Any, rows: int, cols: int, name: str) -> Accumulator:
-        """A consumer's sums.
+    def accumulator(
+        self, dtype: Any, rows: int, cols: int, name: str, rate: str = between.TASK
+    ) -> Accumulator:  # fmt: skip
+        """A consumer's sums, of a task or of a step.
 
         Raises:
             LayoutError: not 64 rows.
@@ -181,9 +101,28 @@ class Issue(Party):
             )
         kind, copies = self._shape(TensorTileType.of_sums(dtype, rows, cols))
         exclusive = self.pipe.controls.exclusive
-        acc = Accumulator(tile, allocate(kind, name, copies, exclusive=exclusive))
-        self.accumulators.append(acc)
+        of_step = rate == between.STEP
+        acc = Accumulator(tile, allocate(kind, name, copies, exclusive=exclusive), of_step)
+        (self.step_sums if of_step else self.accumulators).append(acc)
         return acc
+
+    def operand(self, kind: RegTileType, name: str) -> between.Operand:
+        """An A that consumers compute each step."""
+        held, copies = self._shape(TensorTileType(kind.dtype, kind.rows, kind.cols))
+        op = allocate(held, name, copies, exclusive=self.pipe.controls.exclusive)
+        self.operands.append(between.Operand(self.role, kind, name, op))
+        return self.operands[-1]
+
+    @property
+    def _tiles(self) -> list[AllocTensor]:
+        """All that consumers have in tensor memory."""
+        parts: list[Any] = [*self.accumulators, *self.step_sums, *self.operands]
+        return [part.op for part in parts if part.op is not None]
+
+    @property
+    def rings(self) -> list[Ring]:
+        """Between the issuing warp and the consumers."""
+        return [ring for ring in (self.ring, self.step_ring, self.operand_ring) if ring is not None]
 
     def _shape(self, one: TensorTileType) -> tuple[TensorTileType, int]:
         """Type and number of the tiles for consumers whose own tile is `one`."""
@@ -212,19 +151,24 @@ class Issue(Party):
         assert whole is not None, "made with the first accumulator"
         beside = self._place_scales()
         self.paired = self.paired and self._attempt()
-        for acc in self.accumulators:
-            assert isinstance(acc.op.tile, TensorTileType), "made by accumulator"
-            acc.op.tile, acc.op.copies = self._shape(acc.op.tile)
-            acc.op.result.type = acc.op.tile
+        for op in self._tiles:
+            assert isinstance(op.tile, TensorTileType), "no scales"
+            op.tile, op.copies = self._shape(op.tile)
+            op.result.type = op.tile
         settle(whole)
         if self.pipe.pairs:
             if not self.paired and not self._attempt() and self.obstacle is not None:
                 raise self.obstacle
             pairs.split(self.pipe, self.products, self.paired)
             facts["cta_group"] = pairs.CTAS
+        beside += sum(map(columns_of, self._tiles[len(self.accumulators) :]))
         buffers = self._buffers(most_columns(whole) - beside)
         settle(whole)
-        self.ring = SumsRing(buffers, self, self.role.warpgroups, pair=self.pipe.pairs)
+        count, pair = self.role.warpgroups, self.pipe.pairs
+        self.ring = SumsRing(buffers, self, count, pair=pair)
+        if self.step_sums:
+            self.step_ring = SumsRing(1, self, count, pair=pair, name="step sums", answered=True)
+            self.operand_ring = between.OperandRing(self.role, count, pair=pair)
         facts.update(tensor_columns=whole.columns, accumulator_buffers=buffers)
         facts["tensor_rows"] = 2 * ROWS if self.paired else ROWS
         if self.paired:
@@ -296,25 +240,54 @@ class Issue(Party):
 
     def _tasks(self) -> None:
         pipe, ring, builder = self.pipe, self._sums, current()
-        inputs = list(pipe.inputs.values())
-        for some in (*inputs, ring):
+        inputs = [some for some in pipe.inputs.values() if some.rate == "step"]
+        held = [some for some in pipe.inputs.values() if some.rate == "task"]
+        for some in (*inputs, *held, *self.rings):
             some.begin(self)
         for task in pipe.tasks_of_cta(self):
             ring.claim()
+            for some in held:
+                some.wait()
             for step in range_(pipe.steps_of(task)):
                 visit = Visit(self, builder.block, Scope.WARP, "step")
-                with visiting(pipe.rings, visit):
+                with visiting([some for some in pipe.rings if some not in held], visit):
                     for some in inputs:
                         some.touch()
+                    if self.step_ring is not None:
+                        self.step_ring.claim()
                     start = len(visit.block.ops)
                     self._products(task, step, step > 0, ring.stage)
+                    gone = self._hand_over(visit, start)
                 early = self._read_early(visit, start)
                 if pipe.controls.collectors:
                     collect(visit.block, start, pipe.controls.collectors)
-                for some in visit.rings:
+                for some in (some for some in visit.rings if some not in gone):
                     self._give_back(some, some in early)
             ring.publish()
+            for some in held:
+                self._give_back(some, False)
         self._stop()
+
+    def _hand_over(self, visit: Visit, start: int) -> list[Ring]:
+        """Between a step's products: its sums go to the consumers, operands come from them.
+
+        Returns:
+            Rings of which the first products alone read, and whose stage has been given back.
+        """
+        if self.step_ring is None or self.operand_ring is None:
+            return []
+        block = visit.block
+        later = between.split(block, start, [acc.op for acc in self.step_sums])
+        first = [ring for ring in visit.rings if not between.reads(later, ring)]
+        last = [ring for ring in visit.rings if not between.reads(block.ops[start:], ring)]
+        waits = between.take_waits(block, last)
+        self.step_ring.publish()
+        for ring in first:
+            self._give_back(ring, False)
+        self.operand_ring.wait()
+        block.ops += [*waits, *later]
+        self.operand_ring.advance()
+        return first
 
     def _products(self, task: Any, step: Any, accumulate: Any, stage: Any) -> None:
         """The compute hole, for each consumer or pair."""
@@ -326,16 +299,23 @@ class Issue(Party):
             for acc in self.accumulators:
                 sums = self._tile(acc, stage, place, len(members))
                 acc.issuing = TensorTile(sums, accumulate, self.pipe.controls.wide_k)
+            for acc in self.step_sums:
+                sums = self._tile(acc, 0, place, len(members))
+                acc.issuing = TensorTile(sums, False, self.pipe.controls.wide_k)
+            for operand in self.operands:
+                operand.issuing = TensorTile(self._tile(operand, 0, place, len(members)))
             self.role.holes.call("compute", task, step)
 
     def _stop(self) -> None:
         self.role.number = None
-        for acc in self.accumulators:
-            acc.issuing = None
+        parts: list[Any] = [*self.accumulators, *self.step_sums, *self.operands]
+        for part in parts:
+            part.issuing = None
 
     @staticmethod
-    def _tile(acc: Accumulator, stage: Any, place: Any, count: int) -> Any:
+    def _tile(acc: Accumulator | between.Operand, stage: Any, place: Any, count: int) -> Any:
         """The tile of a member in a stage of the ring."""
+        assert acc.op is not None, "in tensor memory"
         first = named(binary("mul", stage, count), "sums_first")
         return view_of(acc.op, operand_of(named(binary("add", first, place), "sums_tile")))
 
@@ -391,16 +371,38 @@ class Issue(Party):
 
     def _load(self, acc: Accumulator, steps: Any) -> None:
         """One of a consumer's sums; behind the last the tensor memory is free."""
-        count, place, stage = self.role.warpgroups, self.role.consumer, self._sums.stage
-        if self.paired:
-            count, place = count // 2, named(binary("shr", place, 1), "pair")
         with when(steps > 0):
-            tile = self._tile(acc, stage, place if count > 1 else 0, count)
+            tile = self._mine(acc, self._sums.stage)
             add(LoadTensor(tile, acc.value, self.paired))
         with otherwise():
             fill(acc, 0.0 if acc.dtype.is_float else 0)
         if not any(other.waiting for other in self.accumulators):
             self._sums.release()
+
+    def _mine(self, part: Accumulator | between.Operand, stage: Any) -> Value:
+        """This consumer's tile of a part, that of its pair."""
+        count, place = self.role.warpgroups, self.role.consumer
+        if self.paired:
+            count, place = count // 2, named(binary("shr", place, 1), "pair")
+        tile: Value = self._tile(part, stage, place if count > 1 else 0, count)
+        return tile
+
+    def steps(self, task: Any) -> None:
+        """A consumer's part of the steps: operands from the step's sums."""
+        sums, operands = self.step_ring, self.operand_ring
+        if sums is None or operands is None:
+            return
+        for step in range_(self.pipe.steps_of(task)):
+            sums.wait()
+            for acc in self.step_sums:
+                add(LoadTensor(self._mine(acc, 0), acc.value, self.paired))
+            sums.release()
+            between.transform(self.role, task, step)
+            operands.publish()
+
+    def store(self, operand: between.Operand, source: RegTile) -> None:
+        """A consumer's share of an operand."""
+        add(StoreTensor(self._mine(operand, 0), source.value, self.paired))
 
     def leave(self) -> None:
         """A consumer, behind finish: tensor memory is free, used or not."""
@@ -409,7 +411,8 @@ class Issue(Party):
             acc.waiting = None
         if waiting:
             self._sums.release()
-        self.registers = most_held(current().block, [acc.value for acc in self.accumulators])
+        mine = None if self.step_sums else [acc.value for acc in self.accumulators]
+        self.registers = most_held(current().block, mine)
 
     def end(self) -> None:
         """Consumers, behind their last task: tensor memory goes back."""

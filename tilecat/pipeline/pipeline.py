@@ -25,8 +25,9 @@ from ..ops.scalar import require_s32
 from ..ops.sync import BARRIER_BYTES, AllocBarriers, InitBarriers
 from ..ops.tensor import SLOT_BYTES, AllocTensorMemory
 from ..tiles import SharedTileType, SharedVecType
+from . import between
 from .budgets import BESIDE_TILES, Budget, Demand, estimated, fit, give
-from .controls import Controls
+from .controls import Controls, check_int
 from .holes import Hole, Holes
 from .inputs import RATES, check_inputs
 from .issue import Issue
@@ -162,6 +163,11 @@ class Pipeline:
             raise ScopeError(
                 f"pipe.input: the inputs of a ring are loaded at one rate, got {rate=} in {ring}, "
                 f"which is loaded once a {self.inputs[ring].rate}", hint='ring="of_task"',
+            )  # fmt: skip
+        if stages not in (None, self.inputs[ring].depth):
+            raise ResourceError(
+                f"pipe.input: the ring {ring} has {self.inputs[ring].depth} stages, as its first "
+                f"input says, got {stages=}", hint='ring="a": a ring of its own',
             )  # fmt: skip
         slots = Slots(self.inputs[ring], kind, count, name_of("input"))
         self.slots.setdefault(ring, []).append(slots)
@@ -322,7 +328,7 @@ class Pipeline:
             self._place_threads()
             self._fit_outputs()
             rings = [*self.rings, *(s.ring for s in self.scratches)]
-            rings += [issue.ring for issue in self.issues if issue.ring is not None]
+            rings += [ring for issue in self.issues for ring in issue.rings]
             rings += [] if self.launches is None else [self.launches]
             add(InitBarriers(tuple(b for ring in rings for b in ring.barriers)))
             self._sections()
@@ -333,6 +339,7 @@ class Pipeline:
         self.holes.require("load", self.loc)
         for role in self.roles:
             role.holes.require("consume" if "consume" in role.holes else "compute", self.loc)
+            between.check(role)
         if self.scratches and "begin" not in self.holes:
             raise ScopeError(
                 f"{self.template}: a scratch tile needs the hole `begin`", loc=self.loc,
@@ -378,7 +385,8 @@ class Pipeline:
         widest = max(slots, key=output.places_in)
         if "finish" in role.holes and output.places_in(widest) >= output.consumers:
             output.lay_over(widest)
-            self.builder.kernel.facts.update(output_over=widest.name, safe_stages=self.stages - 1)
+            safe = widest.ring.depth - 1
+            self.builder.kernel.facts.update(output_over=widest.name, safe_stages=safe)
 
     @property
     def passed_on(self) -> list[Ring]:
@@ -483,17 +491,3 @@ def _shared_ring(beside: Any, role: Role, what: str) -> Ring:
             hint="p = pipe.ring(kind, writer=score); a = pipe.ring(other, writer=score, beside=p)",
         )
     return beside.ring
-
-
-def check_int(name: str, value: Any, low: int, high: int, loc: Loc | None) -> None:
-    """Refuses what is no compile-time int in a range.
-
-    Raises:
-        ResourceError: it is not; `name` is `template: parameter`.
-    """
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        parameter = name.rpartition(" ")[2]
-        raise ResourceError(
-            f"{name} is a compile-time int from {low} to {high}, got {parameter}={value!r}",
-            loc=loc,
-        )

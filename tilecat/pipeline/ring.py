@@ -160,7 +160,7 @@ class Ring:
     @property
     def barriers(self) -> tuple[Value, ...]:
         """Its mbarriers: `full` and, where stages are given back, `empty`."""
-        return (self.full.result, self.empty.result)[: 1 if self.kept else 2]
+        return (self.full.result, self.empty.result)[: 1 if self.empty is self.full else 2]
 
     def begin(self, party: Party) -> None:
         """A party starts: at stage 0; who fills finds it empty, who reads waits for it."""

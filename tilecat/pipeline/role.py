@@ -17,7 +17,9 @@ from ..language.values import RegTile
 from ..ops.mma import Mma, MmaWait
 from ..ops.scalar import WarpgroupIndex
 from ..ops.sync import NamedBarrier
-from ..tiles import SharedTileType, rt
+from ..ops.tensor_moves import ROWS
+from ..tiles import SharedTileType, rt, tt
+from . import between
 from .holes import Hole, Holes
 from .issue import Issue
 from .output import Output
@@ -67,6 +69,10 @@ class Role(Party):
         self.scratches: list[Scratch] = []
         self.outputs: list[Output] = []
         self.accumulators: list[RegTile] = []
+        self.step_sums: list[Any] = []  # accumulators of a step
+        self.operands: list[between.Operand] = []
+        self.transforming = False  # the hole is being traced
+        self._at: tuple[Any, Any] | None = None  # task and step, until transform has been traced
         self.issue: Issue | None = None  # who issues its products, where sums are no registers
         self.number: Any = None
         self.alternate = False  # each of its warpgroups takes tasks of its own
@@ -107,19 +113,66 @@ class Role(Party):
         self.outputs.append(output)
         return output
 
-    def accumulator(self, dtype: Any, rows: int, cols: int) -> RegTile:
+    def accumulator(self, dtype: Any, rows: int, cols: int, rate: str = between.TASK) -> RegTile:
         """A tile of sums that starts each task at zero: its first mma overwrites it.
 
         In registers of each warpgroup; on chips with tcgen05.mma in tensor memory, until finish.
 
+        Args:
+            dtype: of the sums.
+            rows: 64.
+            cols: N of the products.
+            rate: "step": sums of each step, which `transform` reads.
+
         Scope: CTA, before the holes.
         """
+        if rate not in (between.STEP, between.TASK):
+            raise ScopeError(f'{self.owner}.accumulator: rate is "step" or "task", got {rate=}')
         if "tcgen05" in current().arch.features:
             self.issue = self.issue or Issue(self)
-            return self.issue.accumulator(dtype, rows, cols, name_of("sums"))
+            acc = self.issue.accumulator(dtype, rows, cols, name_of("sums"), rate)
+            self.step_sums = list(self.issue.step_sums)
+            return acc
         tile: RegTile = empty(rt[dtype, rows, cols])
+        if rate == between.STEP:
+            self.step_sums.append(between.StepSums(tile))
+            return self.step_sums[-1]  # type: ignore[no-any-return]
         self.accumulators.append(tile)
         return tile
+
+    def operand(self, dtype: Any, rows: int, cols: int) -> between.Operand:
+        """An A of products that the consumers compute each step, in `transform`.
+
+        Scope: CTA, before the holes.
+        """
+        kind, name = rt[dtype, rows, cols], name_of("operand")
+        if rows != ROWS:
+            raise LayoutError(
+                f"{self.owner}.operand: a consumer's operand has {ROWS} rows, got {rows=}",
+                hint=f"{ROWS} rows, and more consumers",
+            )
+        if "tcgen05" in current().arch.features:
+            _ = tt[dtype, rows, cols]  # raises where tensor memory holds no such A
+            self.issue = self.issue or Issue(self)
+            self.operands.append(self.issue.operand(kind, name))
+        else:
+            self.operands.append(between.Operand(self, kind, name))
+        return self.operands[-1]
+
+    def transform_now(self) -> None:
+        """On chips whose consumers multiply: operands of this step, where one is first used.
+
+        Raises:
+            ScopeError: elsewhere than in compute.
+        """
+        if self.transforming or self.number is None:
+            raise ScopeError(
+                f"{self.owner}: an operand is A of the products in compute, got a use elsewhere",
+                hint="what transform stores in it is still in the registers it came from",
+            )
+        at, self._at = self._at, None
+        if at is not None:
+            between.transform_here(self, *at)
 
     @property
     def consumer(self) -> Scalar:
@@ -146,6 +199,13 @@ class Role(Party):
         """
         return self.holes.fill("compute", hole)
 
+    def transform(self, hole: Hole) -> Hole:
+        """Decorator of the transform hole: operands of a step's products from sums of the step.
+
+        Scope of the hole: a consumer warpgroup; `tc.store(operand, tile)`.
+        """
+        return self.holes.fill("transform", hole)
+
     def consume(self, hole: Hole) -> Hole:
         """Decorator of the consume hole.
 
@@ -171,8 +231,8 @@ class Role(Party):
         for part in parts:
             part.consumer = self.number
         rings = [*pipe.rings, *(s.ring for s in self.scratches)]
-        if self.issue is not None and self.issue.ring is not None:
-            rings.append(self.issue.ring)
+        if self.issue is not None:
+            rings += self.issue.rings
         for ring in rings:
             ring.begin(self)
         self.turn = var(0, name="turn") if self.turns else None
@@ -181,6 +241,7 @@ class Role(Party):
             self.holes.call("start", task)
             pipe.before_steps(self)
             if self.issue is not None:
+                self.issue.steps(task)
                 self.issue.load(pipe.steps_of(task))
             elif "consume" in self.holes:
                 self.holes.call("consume", task, pipe.steps_of(task))
@@ -218,7 +279,10 @@ class Role(Party):
 
     def _steps(self, task: Any) -> None:
         pipe, builder = self.pipe, current()
-        rings = [ring for ring in pipe.rings if ring.writer is not self]
+        of_task = [ring for ring in pipe.inputs.values() if ring.rate == "task"]
+        rings = [r for r in pipe.rings if r.writer is not self and r not in of_task]
+        for ring in of_task:
+            ring.wait()
         outer = builder.block
         before = self._before(rings)
         held: list[Ring] = []
@@ -227,11 +291,14 @@ class Role(Party):
             visit = Visit(self, builder.block, Scope.WARPGROUP, "step")
             start = len(builder.block.ops)
             with visiting(rings, visit):
-                if len(pipe.roles) == 1:
-                    for ring in pipe.inputs.values():
+                for ring in pipe.inputs.values() if len(pipe.roles) == 1 else ():
+                    if ring not in of_task:
                         ring.touch()
                 for acc in self.accumulators:
                     acc.accumulate = step > 0
+                for sums in self.step_sums:
+                    sums.added = False
+                self._at = (task, step) if self.operands else None
                 self._step(task, step)
             held = self._end_step(visit, before, step, start)
         pipe.after_steps(self)
@@ -239,6 +306,10 @@ class Role(Party):
             mma_wait(0)
             for ring in held:
                 ring.give_back(before[ring.name].get(), steps > 0)
+        elif of_task:
+            mma_wait(0)
+        for ring in of_task:
+            ring.release()
         unused = [v.value.op for name, v in before.items() if name not in {r.name for r in held}]
         outer.ops[:] = [op for op in outer.ops if not any(op is dead for dead in unused)]
         with when(steps < 1):

@@ -20,8 +20,8 @@ from ..language.values import Registers, RegVec
 from ..ops.control import RoleSection
 from ..ops.scalar import require_s32
 from ..tiles import SharedVecType
+from .controls import check_int
 from .holes import Hole, Holes
-from .pipeline import check_int
 from .row_inputs import RowInput, Staging
 
 WARP_THREADS = 32

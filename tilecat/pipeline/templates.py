@@ -13,10 +13,11 @@ from ..language.scalars import Scalar, select
 from ..language.values import RegTile
 from ..ops.sync import NamedBarrier
 from ..tiles import SharedTileType, SharedVecType
-from .controls import Controls
+from .between import Operand
+from .controls import Controls, check_int
 from .holes import Hole
 from .output import Output
-from .pipeline import Pipeline, check_int
+from .pipeline import Pipeline
 from .ring import PRODUCER, WARPGROUP_THREADS
 from .role import Role
 from .scheduler import Schedule
@@ -63,15 +64,43 @@ class Consumers(Pipeline):
         """
         return self.role.scratch(kind)
 
-    def accumulator(self, dtype: Any, rows: int, cols: int) -> RegTile:
+    def accumulator(self, dtype: Any, rows: int, cols: int, *, rate: str = "task") -> RegTile:
         """A tile of sums that starts each task at zero: its first mma overwrites it.
 
         In registers of each consumer. On Blackwell and Rubin in tensor memory until `finish`, and
         `compute` is then all products: a warp of its own issues them (`tcgen05.mma`).
 
+        Args:
+            dtype: of the sums: f32, f16 or s32.
+            rows: 64.
+            cols: N of the products.
+            rate: "step": sums of a step alone, of which `transform` makes operands.
+
         Scope: CTA, before the holes.
         """
-        return self.role.accumulator(dtype, rows, cols)
+        return self.role.accumulator(dtype, rows, cols, rate)
+
+    def operand(self, dtype: Any, rows: int, cols: int) -> Operand:
+        """An A of products that the consumers compute each step: `tc.store(p, x)` in `transform`.
+
+        In registers on Hopper; on Blackwell and Rubin in tensor memory, from which the issuing
+        warp's products take it.
+
+        Args:
+            dtype: bf16, f16, tf32, e4m3, e5m2, s8 or u8.
+            rows: 64.
+            cols: K of the products that take it.
+
+        Scope: CTA, before the holes.
+        """
+        return self.role.operand(dtype, rows, cols)
+
+    def transform(self, hole: Hole) -> Hole:
+        """Decorator of the transform hole: operands of a step's products from sums of the step.
+
+        Scope of the hole: a consumer warpgroup; `tc.store(operand, tile)`.
+        """
+        return self.role.transform(hole)
 
     @property
     def consumer(self) -> Scalar:
@@ -160,6 +189,7 @@ class Lcf(Consumers):
         start(task): before the first step (consumers).
         compute(task, step): one step (consumers); or
         consume(task, steps): a whole task, with waits and releases by hand (consumers).
+        transform(task, step): between the products of a step: operands from its sums (consumers).
         finish(task): after the last step (consumers).
 
     Args:
