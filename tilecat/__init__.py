@@ -60,6 +60,7 @@ from .language.functions import (
     inline,
     require,
     require_extent,
+    require_feature,
     zeros,
 )
 from .language.maps import *  # noqa: F403
@@ -368,6 +369,7 @@ __all__ = [
     "regroup",
     "require",
     "require_extent",
+    "require_feature",
     "ResourceError",
     "right_fill",
     "roles",

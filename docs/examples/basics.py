@@ -25,7 +25,8 @@ BASICS = Family(
     "A kernel is a Python function that is traced: Python runs once and records what tiles do.",
     ("kernel", "KernelFunction", "kernel.__call__", "kernel.compile", "kernel.simulate",
      "compiled", "compiled.ir", "compiled.ptx", "compiled.cubin", "compiled.sass",
-     "compiled.resources", "require", "require_extent"),
+     "compiled.resources", "require", "require_extent",
+     "require_feature"),
     (
         E("kernel kernel.__call__ KernelFunction",
           DOUBLE + "double(x, y, grid=2)  # NumPy arrays: the PTX machine; CUDA tensors: the GPU",
@@ -54,6 +55,18 @@ def adds(X: tc.inout[f32, "M", 64], *vectors):
 x, ones = np.zeros((64, 64), np.float32), np.ones(64, np.float32)
 adds(x, ones, ones, grid=1)
 """, "(x == 2).all()"),
+        E("require_feature", """
+@tc.kernel
+def wide(X: gl[f32, "M", "N"]):
+    tc.require_feature("tcgen05", "wide: sums in tensor memory")
+    with tc.warpgroup():
+        tc.store(X[0, 0], tc.zeros(rt[f32, 64, 64]))
+
+try:
+    wide.compile(target="sm_90a")
+except tc.ArchError as error:
+    text = error.message
+""", "text == 'wide: sums in tensor memory: needs tcgen05, which sm_90a does not have'"),
         E("require", """
 @tc.kernel
 def tiled(X: gl[f32, "M", "N"], *, cols):

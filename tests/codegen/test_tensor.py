@@ -264,3 +264,34 @@ def test_consumers_that_take_turns_are_refused(pingpong: Any):
 
     with pytest.raises(ArchError, match="tc.lcf without pingpong has, got lcf with pingpong"):
         example.compile(target="sm_100a")
+
+
+def test_f32_scales_of_blocks_are_refused_by_name():
+    a, b = np.zeros((256, 256), tc.e4m3.numpy), np.zeros((256, 256), tc.e4m3.numpy).T
+    c = np.zeros((256, 256), np.float32)
+    of_a, of_b = np.zeros((2, 256), np.float32), np.zeros((2, 2), np.float32)
+    with pytest.raises(ArchError, match="matmul: f32 scales of blocks, whose sums are") as error:
+        matmul.compile(a, b, c, of_a, of_b, target="sm_100a", block_scales=True, tile_n=128)
+    assert "tc.matmul_mxfp8" in str(error.value.hint)
+
+
+@pytest.mark.parametrize("target", ["sm_90a", "sm_100a"])
+def test_sums_that_nobody_reads_are_an_error(target: str):
+    @tc.kernel
+    def lost(A: gl[bf16, "M", "K"], B: gl[bf16, "N", "K"]):
+        pipe = tc.lcf(consumers=1, stages=2, tasks=tc.row_major(1, 1), steps=1)
+        a, b = pipe.input(st[bf16, 64, 64]), pipe.input(st[bf16, 64, 64])
+        acc = pipe.accumulator(f32, 64, 64)
+
+        @pipe.load
+        def _(task, step):
+            tc.load_async(a, A[0, step])
+            tc.load_async(b, B[0, step])
+
+        @pipe.compute
+        def _(task, step):
+            tc.mma_ABt(acc, a, b)
+
+    with pytest.raises(ScopeError, match="lcf: the hole `finish` is not filled") as error:
+        lost.compile(target=target)
+    assert "tc.lcf(consumers=1" in str(error.value)

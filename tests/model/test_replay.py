@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tilecat.errors import LayoutError, SyncError
+from tilecat.errors import LayoutError, ResourceError, SyncError
 from tilecat.model.events import Count, Events, Span
 from tilecat.model.l2 import Problem, Wave
 from tilecat.model.loads import TMA, Loads, Supply, late, memory_traffic
@@ -279,3 +279,10 @@ def test_the_pages_have_the_tables_that_the_command_prints(benchmark: ModuleType
     for name, page, text in (*benchmark.PARTS, *((n, steps.PAGE, t) for n, t in steps.PARTS)):
         found = page.read_text(encoding="utf-8").split(f"<!-- {name} -->\n")[1]
         assert found.split(f"<!-- end {name} -->\n")[0] == text(), name
+
+
+def test_more_tiles_than_minutes_are_refused():
+    problem = Problem(10**8, 10**8, 1024, 128, 256, 64)
+    with pytest.raises(ResourceError, match=r"model: of at most 131,072 tiles, got 305,17") as error:
+        predict(problem, Config(), H200)
+    assert "M=32768 and N=65536" in error.value.hint

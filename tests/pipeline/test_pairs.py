@@ -9,7 +9,7 @@ import pytest
 
 import tilecat as tc
 from tilecat import bf16, f32, gl, st, tt
-from tilecat.errors import ArchError, ResourceError, ScopeError
+from tilecat.errors import ArchError, LayoutError, ResourceError, ScopeError
 from tilecat.kernels import epilogues
 from tilecat.kernels.gemm import matmul
 
@@ -174,3 +174,14 @@ def test_sixty_shapes_of_each_type_by_pairs(target: str, name: str, shape: tuple
     a, b, c = arrays(m, n, k, TYPES[name])
     run(target, a, b, c, seed=m % 100, **tiles, **options)
     check(c, a, b, name)
+
+
+def test_operands_wider_than_a_swizzle_are_why_two_consumers_are_no_product():
+    a, b, c = arrays(512, 256, 256, TYPES["bf16"])
+    with pytest.raises(LayoutError) as error:
+        matmul.compile(a, b, c, target="sm_100a", tile_n=64, tile_k=128, **PAIR)
+    assert (
+        "whose products do not go together: two tiles st[bf16, 64, 128] in a row are no tile of "
+        "twice the rows, as they are with columns of one swizzle width, 128 bytes"
+    ) in error.value.message
+    assert error.value.hint == "columns of at most 64 elements, in more steps or several inputs"

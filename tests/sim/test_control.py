@@ -248,3 +248,14 @@ def test_lanes_outside_the_member_mask_are_reported():
         kernel(f"mov.u32 %r9, %tid.x; setp.lt.u32 %p1, %r9, 16; @!%p1 bra END; {body} END:")
     )
     assert kinds(result) == {"warp"} and "lanes 0xff00" in str(result)
+
+
+def test_the_global_timer_grows():
+    out = np.zeros(4, np.uint32)
+    body = """ld.param.u64 %d1, [out]; mov.u32 %r1, %globaltimer_lo; mov.u32 %r2, %globaltimer_hi;
+    mov.u32 %r5, %tid.x; add.u32 %r5, %r5, 1; add.u32 %r5, %r5, 1;
+    mov.u32 %r3, %globaltimer_lo; mov.u64 %d2, %globaltimer; cvt.u32.u64 %r4, %d2;
+    sub.u32 %r3, %r3, %r1; sub.u32 %r4, %r4, %r1;
+    st.global.u32 [%d1], %r3; st.global.u32 [%d1 + 4], %r4; st.global.u32 [%d1 + 8], %r2;"""
+    clean(run(kernel(body, ".param .u64 .ptr .global .align 4 out"), pointers(out)))
+    assert 0 <= out[0] <= out[1] < 100 and out[2] == 0

@@ -52,6 +52,10 @@ class BlockScales:
         cls, pipe: Any, args: tuple[Any, ...], out: Any, consumers: int, tile_n: int
     ) -> tuple[BlockScales, tuple[Any, ...]]:
         """The scales at the head of the kernel's further arguments, and the others."""
+        tc.require_feature(
+            "wgmma", "matmul: f32 scales of blocks, whose sums are scaled step by step",
+            "scales that the tensor core applies: tc.matmul_mxfp8, tc.matmul_nvfp4",
+        )
         of_a, of_b, *others = args
         rows = pipe.input(sv[f32, consumers * ROWS])
         cols = pipe.input(sv[f32, 4])  # 16 bytes, a vector's least

@@ -156,6 +156,22 @@ def require_extent(
         current().kernel.facts.setdefault("extents", []).append(rule)
 
 
+def require_feature(feature: str, what: str, hint: str | None = None) -> None:
+    """Refuses the kernel on a target without a feature.
+
+    Args:
+        feature: as `tilecat.arch` names it: "wgmma", "tcgen05", "cluster_launch_control", ...
+        what: needs it, for the error.
+        hint: what to do instead.
+
+    Raises:
+        ArchError: the target does not have it.
+
+    Example: `tc.require_feature("tma", "this kernel")`
+    """
+    current().arch.require(feature, what, hint)
+
+
 def require(condition: bool, message: str, hint: str | None = None) -> None:
     """A rule of the kernel's own on its compile-time parameters.
 

@@ -60,6 +60,7 @@ def record_mma(
         raise ArchError(
             f"{name}: a warpgroup's product with its sums in registers needs wgmma, which "
             f"{arch.target} does not have",
-            hint="keep the sums in tensor memory: pipe.accumulator(...) of tc.lcf, or tc.tmem",
+            hint="sums in tensor memory: pipe.accumulator(...) of tc.lcf and products in compute, "
+            "with transform between them, in place of consume; or tc.tmem by hand",
         )
     add(Mma(name, acc, a, b, accumulate, signs, saturate))

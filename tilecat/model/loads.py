@@ -7,12 +7,14 @@ import random
 from dataclasses import dataclass
 from functools import lru_cache
 
+from ..errors import ResourceError
 from ..pipeline.scheduler import Schedule, column_major, grouped, row_major, snake
 from .events import Events, Server
 from .l2 import Pace, Problem, Traffic, Wave, traffic
 from .rates import Rates
 
 TMA = "TMA loads"
+MOST_TASKS = 1 << 17  # of a GEMM: a minute or so of the model's time
 MOST_STEPS = 3000  # that are replayed one by one
 ROUNDS = 10  # in which the clock and the memory's busy share are found: each follows from the time
 MOST_BUSY = 0.95  # beyond it the queue is as long as the launch, and the bytes bound it
@@ -126,6 +128,18 @@ def share_of(waits: int, wave: Wave) -> float:
 def memory_traffic(
     problem: Problem, order: str, group: int, ctas: int, l2_bytes: int, pace: Pace
 ) -> Traffic:
-    """Bytes of A and B from device memory, by the model of the L2."""
+    """Bytes of A and B from device memory, by the model of the L2.
+
+    Raises:
+        ResourceError: so many tasks that it would take minutes.
+    """
+    rows, cols = problem.blocks
+    if rows * cols > MOST_TASKS:
+        raise ResourceError(
+            f"model: of at most {MOST_TASKS:,} tiles, got {rows * cols:,} ({rows:,} x {cols:,} of "
+            f"{problem.tile_m} x {problem.tile_n})",
+            hint=f"a part of it, e.g. M={problem.tile_m * 256} and N={problem.tile_n * 256}: time "
+            "grows with M N",
+        )
     tasks: Schedule = ORDERS[order](*problem.blocks, group)
     return traffic(problem, tasks, ctas=ctas, l2_bytes=l2_bytes, pace=pace)

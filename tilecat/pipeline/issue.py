@@ -145,7 +145,8 @@ class Issue(Party):
                 f"{self.pipe.template}: on {current().arch.target} products are issued by a warp "
                 "of their own, step by step, got a consume hole",
                 loc=self.role.holes.filled["consume"][1],
-                hint="fill compute",
+                hint="fill compute with the products, and transform with what consumers do "
+                "between them",
             )
         whole, facts = memory(), self.pipe.builder.kernel.facts
         assert whole is not None, "made with the first accumulator"
@@ -159,7 +160,7 @@ class Issue(Party):
         if self.pipe.pairs:
             if not self.paired and not self._attempt() and self.obstacle is not None:
                 raise self.obstacle
-            pairs.split(self.pipe, self.products, self.paired)
+            pairs.split(self.pipe, self.products, self.paired, self.obstacle)
             facts["cta_group"] = pairs.CTAS
         beside += sum(map(columns_of, self._tiles[len(self.accumulators) :]))
         buffers = self._buffers(most_columns(whole) - beside)

@@ -48,6 +48,12 @@ class Member(int):
         if one.swizzle_bytes != two.swizzle_bytes or two.byte_offset(kind.rows, 0) != (
             alloc.stride_bytes
         ):
-            raise LayoutError(f"input: two tiles {kind} in a row are no tile of twice the rows")
+            wide = "columns" if kind.order == "row" else "rows"
+            raise LayoutError(
+                f"input: two tiles {kind} in a row are no tile of twice the rows, as they are with "
+                f"{wide} of one swizzle width, {one.swizzle_bytes} bytes",
+                hint=f"{wide} of at most {one.panel_elems} elements, in more steps or several "
+                "inputs",
+            )
         alloc.together = 2
         return both

@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..builder import add
-from ..errors import LayoutError, Loc, ResourceError
+from ..errors import LayoutError, Loc, ResourceError, TileError
 from ..language.clusters import cluster_rank
 from ..language.scalars import Scalar, binary, operand_of
 from ..language.transfers import check_meets
@@ -54,25 +54,34 @@ def check_pair(template: str, cluster: int, cluster_cols: int, loc: Loc | None) 
         )
 
 
-def split(pipe: Pipeline, products: list[TensorMma], paired: bool) -> None:
+def split(
+    pipe: Pipeline, products: list[TensorMma], paired: bool, obstacle: TileError | None = None
+) -> None:  # fmt: skip
     """Leaves each CTA of the pair one half of the columns of what is B of its products.
 
     Args:
         pipe: the pipeline.
         products: those of a step, as traced for whole tiles.
         paired: whether two consumers are one product of 128 rows.
+        obstacle: why they are not, where the products say so.
 
     Raises:
         LayoutError: products that a pair cannot make.
     """
     if not paired or not products:
+        why = "whose products do not go together"
+        if obstacle is not None:
+            why += ": " + obstacle.message.partition(": ")[2]
+        usual = (
+            "consumers=2 (or 4, 6), a = pipe.input(..., count=consumers), "
+            "tc.mma_AB(acc, a[pipe.consumer], b)"
+        )
         raise LayoutError(
             f"{pipe.template}: of pairs=True each CTA has 128 rows, those of two consumers, whose "
             f"tiles of A lie one behind the other and which share B, got consumers="
-            f"{pipe.roles[0].warpgroups} whose products do not go together",
+            f"{pipe.roles[0].warpgroups} {why}",
             loc=pipe.loc,
-            hint="consumers=2 (or 4, 6), a = pipe.input(..., count=consumers), "
-            "tc.mma_AB(acc, a[pipe.consumer], b)",
+            hint=getattr(obstacle, "hint", None) or usual,
         )
     slots = {id(some.alloc.result): some for ring in pipe.slots.values() for some in ring}
     halves: dict[Any, int] = {}

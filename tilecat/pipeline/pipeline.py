@@ -340,6 +340,8 @@ class Pipeline:
         for role in self.roles:
             role.holes.require("consume" if "consume" in role.holes else "compute", self.loc)
             between.check(role)
+            if "consume" not in role.holes and (role.accumulators or role.issue is not None):
+                role.holes.require("finish", self.loc)
         if self.scratches and "begin" not in self.holes:
             raise ScopeError(
                 f"{self.template}: a scratch tile needs the hole `begin`", loc=self.loc,

@@ -24,7 +24,8 @@ SPECIALS = frozenset(
     + ["%cluster_ctarank", "%cluster_nctarank", "%is_explicit_cluster", "%laneid", "%warpid",
        "%nwarpid", "%smid", "%nsmid", "%gridid",
        "%lanemask_eq", "%lanemask_le", "%lanemask_lt", "%lanemask_ge", "%lanemask_gt",
-       "%dynamic_smem_size", "%total_smem_size"]
+       "%dynamic_smem_size", "%total_smem_size",
+       "%globaltimer", "%globaltimer_lo", "%globaltimer_hi"]
 )  # fmt: skip
 
 

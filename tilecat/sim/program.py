@@ -84,8 +84,9 @@ def _check_operand(item: Instruction, operand: object, kind: str, loose: bool) -
     if type(operand) is Reg and operand.bank == bank_of(kind) or isinstance(operand, _CONSTANTS):
         return
     if isinstance(operand, Special):
-        if TYPE_BYTES.get(kind) != 4 and not (loose and TYPE_BYTES.get(kind, 8) < 4):
-            raise refuse(item, f"{operand.name} has 32 bits, not those of .{kind}")
+        size = 8 if operand.name == "%globaltimer" else 4
+        if TYPE_BYTES.get(kind) != size and not (loose and TYPE_BYTES.get(kind, 8) < size):
+            raise refuse(item, f"{operand.name} has {8 * size} bits, not those of .{kind}")
         return
     reg = operand.reg if isinstance(operand, Not) else operand
     if not isinstance(reg, Reg) or isinstance(operand, Not) and kind != "pred":

@@ -92,6 +92,8 @@ def view(machine: Machine, item: Instruction | None, operand: object, kind: str,
         return machine.registers.typed(operand, kind, lo, hi)
     if isinstance(operand, Imm):
         return constant(item, operand, kind)
+    if isinstance(operand, Special) and operand.name.startswith("%globaltimer"):
+        return timer(machine, operand.name, kind)
     if isinstance(operand, Special):
         typed = machine.specials[operand.name][lo:hi].view(NUMPY[kind])
         step = 4 // NUMPY[kind].itemsize
@@ -99,6 +101,14 @@ def view(machine: Machine, item: Instruction | None, operand: object, kind: str,
     if isinstance(operand, Symbol):
         return symbol(machine, item, operand, kind, lo, hi)
     raise refuse(item, "operand form not implemented")
+
+
+def timer(machine: Machine, name: str, kind: str):
+    """%globaltimer and its halves, ch. 10: here instructions of all clusters, which only grow."""
+    now = int(machine.stats["instructions"]) + machine.executed
+    shift = 32 if name.endswith("_hi") else 0
+    size = NUMPY[kind].itemsize
+    return np.array([now >> shift & (1 << 8 * size) - 1], f"u{size}").view(NUMPY[kind])
 
 
 def symbol(machine: Machine, item: Instruction, operand: Symbol, kind: str, lo: int, hi: int):
