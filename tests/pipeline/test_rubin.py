@@ -322,7 +322,7 @@ def test_early_a_is_right(params: dict, seed: int):
 )
 def test_a_has_a_depth_of_its_own(stages: int, a_stages: int, early_a: bool):
     a, b, c = arrays(300, 264, 392, TYPES["f16"])
-    params = {"early_a": early_a, "stages": stages, "a_stages": a_stages}
+    params = {"early_a": early_a, "stages": (a_stages, stages)}
     run(a, b, c, seed=stages, tile_n=128, **params)
     check(c, a, b)
     text = compiled("f16", tile_n=128, **params).ptx

@@ -127,6 +127,11 @@ def mma_step(tiles, a, rows, right):
             tc.mma_AB(acc, a[row], b)
 
 
+def depths(stages):
+    """Stages of A's own ring (None: it has none), and of the others'."""
+    return stages if isinstance(stages, tuple) and len(stages) == 2 else (None, stages)
+
+
 def sums_of(pipe, dtype, cols, products, count):
     """A consumer's accumulators: of each of `count` tiles of 64 rows, one a product."""
     acc = pipe.accumulator(dtype, 64, cols)
@@ -169,8 +174,7 @@ def matmul(A: gl[TA, ..., "M", "K"], B: gl[TB, ..., "K", "N"], C: inout[TC, ...,
            tile_m=128, tile_n=256, tile_k=0, stages=4, group=8, cluster=1, order="grouped",
            epilogue=(), second=False, block_scales=False, groups=False, split_k=1, stream_k=1,
            persistent=True, pingpong=False, stacked=1, cache=("", "", ""), pairs=False,
-           wide_k=False, collectors="", early_a=False, a_stages=None, exclusive=False,
-           oversized=False):
+           wide_k=False, collectors="", early_a=False, exclusive=False, oversized=False):
     """C = epilogue(A @ B), fp32 sums (s32 of s8).
 
     Args:
@@ -181,11 +185,11 @@ def matmul(A: gl[TA, ..., "M", "K"], B: gl[TB, ..., "K", "N"], C: inout[TC, ...,
         order: of tiles: grouped, snake (`group` block rows), row, column; or what makes a schedule.
         epilogue: steps; with `second`, the first takes both tiles. cache: L2 priorities of A, B, C.
         split_k: parts of K; stream_k: of tiles of the last wave. persistent: or one task a CTA.
+        stages: of the ring; of a ring of A's own and of that of the rest, where it is a pair.
         pingpong: consumers take tiles in turn. stacked: a consumer's tiles of 64 rows, of one B.
         pairs, wide_k, collectors, early_a, exclusive, oversized: of `tc.lcf`, for Blackwell, Rubin.
-        a_stages: A in a ring of its own of that depth; with early_a it has one in any case.
     """
-    needs = 2 * groups + second + 2 * bool(block_scales)
+    needs, (of_a, stages) = 2 * groups + second + 2 * bool(block_scales), depths(stages)
     require_params(args, epilogue, tile_m, cache, stacked, needs)
     n, tile_k = tile_m // 64, tile_k or STEP_BYTES // A.dtype.nbytes
     each, consumers = (n, 2) if pingpong else (stacked, n // stacked)
@@ -199,7 +203,7 @@ def matmul(A: gl[TA, ..., "M", "K"], B: gl[TB, ..., "K", "N"], C: inout[TC, ...,
                   exclusive=exclusive, oversized=oversized)  # fmt: skip
     more, *args = args if second else (None, *args)
     a = pipe.input(st[multiplied_as(A, B), 64, tile_k, order_of(A, "row")], count=n,
-                   ring="a" if early_a or a_stages else "stage", stages=a_stages)  # fmt: skip
+                   ring="a" if early_a or of_a else "stage", stages=of_a)  # fmt: skip
     b = pipe.input(cols_of(B, A, tile_k, tile_n))
     b2 = pipe.input(cols_of(more, A, tile_k, tile_n)) if second else None
     scales, args = scales_of(pipe, args, C, (tile_m, tile_n, tile_k), block_scales, groups)
