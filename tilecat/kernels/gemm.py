@@ -178,14 +178,13 @@ def matmul(A: gl[TA, ..., "M", "K"], B: gl[TB, ..., "K", "N"], C: inout[TC, ...,
     """C = epilogue(A @ B), fp32 sums (s32 of s8).
 
     Args:
-        A, B, C: see `tc.matmul`.
+        A, B, C: see `tc.matmul`. stages: of the ring; or a pair: of A's own, and of the rest's.
         args: with parts of K, sums and flags (`whole_product`); with `groups`, a table and a number
             of slots (`plan_groups`); with `second`, a second B; with `block_scales`, f32 scales of
             A [..., K/128, M] and B [..., K/128, N/128], or packed ones; then the epilogue's.
         order: of tiles: grouped, snake (`group` block rows), row, column; or what makes a schedule.
         epilogue: steps; with `second`, the first takes both tiles. cache: L2 priorities of A, B, C.
         split_k: parts of K; stream_k: of tiles of the last wave. persistent: or one task a CTA.
-        stages: of the ring; of a ring of A's own and of that of the rest, where it is a pair.
         pingpong: consumers take tiles in turn. stacked: a consumer's tiles of 64 rows, of one B.
         pairs, wide_k, collectors, early_a, exclusive, oversized: of `tc.lcf`, for Blackwell, Rubin.
     """
