@@ -372,20 +372,25 @@ class Issue(Party):
 
     def _load(self, acc: Accumulator, steps: Any) -> None:
         """One of a consumer's sums; behind the last the tensor memory is free."""
+        (place, count), stage = self._place(), self._sums.stage
         with when(steps > 0):
-            tile = self._mine(acc, self._sums.stage)
+            tile = self._tile(acc, stage, place, count)
             add(LoadTensor(tile, acc.value, self.paired))
         with otherwise():
             fill(acc, 0.0 if acc.dtype.is_float else 0)
         if not any(other.waiting for other in self.accumulators):
             self._sums.release()
 
-    def _mine(self, part: Accumulator | between.Operand, stage: Any) -> Value:
-        """This consumer's tile of a part, that of its pair."""
+    def _place(self) -> tuple[Any, int]:
+        """Which of a stage's tiles is this consumer's, that of its pair; and of how many."""
         count, place = self.role.warpgroups, self.role.consumer
         if self.paired:
             count, place = count // 2, named(binary("shr", place, 1), "pair")
-        tile: Value = self._tile(part, stage, place if count > 1 else 0, count)
+        return (place if count > 1 else 0), count
+
+    def _mine(self, part: Accumulator | between.Operand) -> Value:
+        """This consumer's tile of what a step has."""
+        tile: Value = self._tile(part, 0, *self._place())
         return tile
 
     def steps(self, task: Any) -> None:
@@ -396,14 +401,14 @@ class Issue(Party):
         for step in range_(self.pipe.steps_of(task)):
             sums.wait()
             for acc in self.step_sums:
-                add(LoadTensor(self._mine(acc, 0), acc.value, self.paired))
+                add(LoadTensor(self._mine(acc), acc.value, self.paired))
             sums.release()
             between.transform(self.role, task, step)
             operands.publish()
 
     def store(self, operand: between.Operand, source: RegTile) -> None:
         """A consumer's share of an operand."""
-        add(StoreTensor(self._mine(operand, 0), source.value, self.paired))
+        add(StoreTensor(self._mine(operand), source.value, self.paired))
 
     def leave(self) -> None:
         """A consumer, behind finish: tensor memory is free, used or not."""
