@@ -61,6 +61,13 @@ CASES = (
     case(2, 1, 2047, 2047, False),
     case(2, 1, 3000, 2999, True, short=True),
     case(1, 5, 4032, 4032, True),
+    case(3, 1, 8192, 8192, False, short=True),
+    case(1, 2, 5001, 4999, True, short=True),
+    case(1, 1, 16384, 16384, True),
+    case(2, 1, 16384, 300, False),
+    case(1, 1, 32768, 32768, True, f16),
+    case(2, 1, 32768, 32768, False),
+    case(1, 1, 9000, 9000, False, f16),
 )
 
 
@@ -185,13 +192,14 @@ BAD = (
                      "k (2, 64))"),
     ((U[..., :63], K), {}, "fft_conv: k has 1 to L=63 elements a channel, got 64"),
     ((U, K[:, :0]), {}, "fft_conv: k has 1 to L=1024 elements a channel, got 0"),
-    ((U[..., :0], K), {}, "fft_conv: L is 1 to 4096, got u with L=0"),
+    ((U[..., :0], K), {}, "fft_conv: L is 1 to 32768, got u with L=0"),
     ((U, K), {"in_gate": U[:1]}, "fft_conv: in_gate is as u, f16 (2, 3, 1024), got f16 "
                                  "(1, 3, 1024)"),
     ((U, K), {"out_gate": U.astype("f4")}, "fft_conv: out_gate is as u, f16 (2, 3, 1024), got f32 "
                                            "(2, 3, 1024)"),
-    ((np.zeros((1, 3, 3000), "f2"), K), {"causal": False},
-     "fft_conv: circular lengths are at most 2048, or a plan's: 1024, 2048, 4096, got L=3000"),
+    ((np.zeros((1, 3, 17000), "f2"), K), {"causal": False},
+     "fft_conv: circular lengths are at most 16384, or a plan's: 1024, 2048, 4096, 8192, 16384, "
+     "32768, got L=17000"),
 )  # fmt: skip
 
 

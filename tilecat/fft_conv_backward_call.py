@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from .errors import LayoutError
-from .fft_conv_call import check, convolve, rows_of
-from .fft_plans import Plan, plan_of
+from .fft_conv_call import check, convolve, rows_of, spread
+from .fft_plans import LARGEST, Plan, plan_of
 from .fft_spectra import filter_from, spectrum_of, tables_of
 from .kernels.fft_conv_filter import fft_filter_32, fft_filter_64
 from .runtime.arrays import empty, view
@@ -66,16 +66,21 @@ def fft_conv_backward(
 def _filter_gradient(plan: Plan, u: Any, dout: Any, taps: int, inner: str) -> Any:
     """dk, f32 C x taps."""
     batch, channels, length = view(u).shape
-    shape = (batch, channels, plan.whole(length) // plan.cols, plan.cols)
+    weighted = plan.weighted
+    if plan.outer > 1 and batch and channels:
+        u, dout = (spread(plan, x, inner) for x in (u, dout))
+        weighted, length = False, LARGEST
+        batch = view(u).shape[0]
+    every = channels * plan.outer
+    shape = (batch, every, plan.whole(length) // plan.cols, plan.cols)
     first, *rest = tables_of(plan, u, inner)
-    constants = (first, *rest[1:])
     wide = plan.rows == 64
-    groups = channels if wide else -(-channels // 2)
+    groups = every if wide else -(-channels // 2)
     sums = empty(u, (groups, CONSUMERS, 2, 64, plan.cols), "f32")
     if batch and channels:
         kernel = fft_filter_64 if wide else fft_filter_32
-        params = {} if wide else {"cols": plan.cols}
-        kernel(rows_of(u, shape), rows_of(dout, shape), *constants, sums, causal=plan.weighted,
+        params = {"outer": plan.outer} if wide else {"cols": plan.cols}
+        kernel(rows_of(u, shape), rows_of(dout, shape), first, *rest[1:], sums, causal=weighted,
                **params)  # fmt: skip
     else:
         sums[...] = 0

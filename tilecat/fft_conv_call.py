@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from .errors import DTypeError, LayoutError, ResourceError
-from .fft_plans import LONGEST, Plan, plan_of
+from .fft_plans import LARGEST, LONGEST, Plan, plan_of
 from .fft_spectra import spectrum_of, tables_of
-from .kernels.fft_conv import fft_conv_64
+from .kernels.fft_conv import SIDE, fft_conv_64
+from .kernels.fft_conv_long import fft_gather, fft_spread
 from .kernels.fft_conv_short import fft_conv_32
 from .runtime.arrays import ArrayView, empty, view
 
@@ -109,28 +110,57 @@ def _check_gate(name: str, gate: ArrayView, array: ArrayView) -> None:
 
 def convolve(plan: Plan, u: Any, spectrum: Any, in_gate: Any = None, out_gate: Any = None) -> Any:
     """The convolution with the filter of a spectrum that `spectrum_of` gave."""
-    batch, channels, length = view(u).shape
-    out = empty(u, (batch, channels, plan.whole(length)), view(u).dtype)
+    array = view(u)
+    if not array.shape[0] or not array.shape[1]:
+        return empty(u, array.shape, array.dtype)
+    if plan.outer > 1:
+        return _in_parts(plan, u, spectrum, in_gate, out_gate)
+    batch, channels, length = array.shape
     shape = (batch, channels, plan.whole(length) // plan.cols, plan.cols)
-    made = [rows_of(x, shape) for x in (u, in_gate, out_gate) if x is not None]
+    out = empty(u, (batch, channels, plan.whole(length)), array.dtype)
+    x, *gates = [rows_of(given, shape) for given in (u, in_gate, out_gate) if given is not None]
     tables = tables_of(plan, u, view(spectrum).dtype)
-    arguments = (made[0], spectrum, *tables, out.reshape(shape), *made[1:])
-    gates = {"in_gate": in_gate is not None, "out_gate": out_gate is not None}
-    if batch and channels:
-        kernel = fft_conv_64 if plan.rows == 64 else fft_conv_32
-        kernel(*arguments, causal=plan.weighted, **gates, **params_of(plan, **gates))
+    gated = {"in_gate": in_gate is not None, "out_gate": out_gate is not None}
+    kernel = fft_conv_64 if plan.rows == 64 else fft_conv_32
+    kernel(x, spectrum, *tables, out.reshape(shape), *gates, causal=plan.weighted, **gated,
+           **params_of(plan, **gated))  # fmt: skip
     if plan.whole(length) == length:
         return out
-    short = empty(u, (batch, channels, length), view(u).dtype)
+    short = empty(u, array.shape, array.dtype)
     short[...] = out[..., :length]
     return short
+
+
+def _in_parts(plan: Plan, u: Any, spectrum: Any, in_gate: Any, out_gate: Any) -> Any:
+    """The same of sequences in parts of 4096: three kernels, with the parts in memory between."""
+    planes = spread(plan, u, view(spectrum).dtype, in_gate)
+    *outer, length = view(planes).shape
+    made = empty(u, (*outer, length), view(planes).dtype)
+    shape = (outer[0], outer[1] * outer[2], SIDE, SIDE)
+    tables = tables_of(plan, planes, view(planes).dtype)
+    fft_conv_64(planes.reshape(shape), spectrum, *tables, made.reshape(shape), outer=plan.outer)
+    out = empty(u, view(u).shape, view(u).dtype)
+    gates = () if out_gate is None else (out_gate,)
+    fft_gather(made, out, *gates, outer=plan.outer, causal=plan.weighted)
+    return out
+
+
+def spread(plan: Plan, u: Any, dtype: str, gate: Any = None) -> Any:
+    """Sequences as `fft_spread` makes them: real and imaginary parts x C x parts x 4096."""
+    batch, channels, _ = view(u).shape
+    pairs = batch if plan.weighted else -(-batch // 2)
+    planes = empty(u, (2 * pairs, channels, plan.outer, LARGEST), dtype)
+    gates = () if gate is None else (gate,)
+    fft_spread(u, planes, *gates, outer=plan.outer, causal=plan.weighted)
+    return planes
 
 
 def params_of(plan: Plan, *, in_gate: bool, out_gate: bool) -> dict[str, Any]:
     """What fits the shared memory and the registers of an SM."""
     gated = in_gate or out_gate
     if plan.rows == 64:
-        return {"consumers": 2 if gated else 3, "stages": 1 if gated and not plan.weighted else 2}
+        consumers = 3 if plan.weighted and not gated else 2
+        return {"consumers": consumers, "stages": 1 if gated and not plan.weighted else 2}
     if plan.cols == 32:
         return {"cols": 32}
     return {"cols": 64, "consumers": 2, "stages": 1 if gated else 2}

@@ -9,7 +9,7 @@ from .errors import LayoutError
 # Rows and columns of a sequence by its length; longer ones are made of the last (`outer` of them).
 SHAPES = {1024: (32, 32), 2048: (32, 64), 4096: (64, 64)}
 LARGEST = max(SHAPES)
-OUTER: tuple[int, ...] = ()
+OUTER = (2, 4, 8)
 LENGTHS = (*SHAPES, *(LARGEST * count for count in OUTER))
 LONGEST = LENGTHS[-1]
 

@@ -142,8 +142,13 @@ def _torch_spectrum(torch: Any, plan: Plan, k: Any, dtype: Any, conj: bool) -> A
 
 
 def _as_tiles(plan: Plan, spectrum: Any) -> Any:
-    """[C, N] as [C, rows, cols], or as pairs of channels of the short plan."""
-    channels = spectrum.shape[0]
+    """[C, N] as [C, rows, cols], or as pairs of channels of the short plan.
+
+    Of sequences in parts, channel c has as many spectra as parts: of frequencies q, Q + q, ...
+    """
+    channels = spectrum.shape[0] * plan.outer
+    if plan.outer > 1:
+        spectrum = spectrum.reshape(-1, plan.length // plan.outer, plan.outer).swapaxes(1, 2)
     laid = spectrum.reshape(channels, plan.cols, plan.rows).swapaxes(1, 2)
     if plan.rows != fft_tables.SHORT:
         return laid
@@ -172,7 +177,8 @@ def filter_from(plan: Plan, sums: Any, channels: int, taps: int) -> Any:
             made = total[:, 0].astype(np.float64) + 1j * total[:, 1]
         else:
             made = torch.complex(total[:, 0].contiguous(), total[:, 1].contiguous())
-        spectrum = made.swapaxes(1, 2).reshape(channels, plan.length)
+        spectrum = made.swapaxes(-1, -2).reshape(channels, plan.outer, -1).swapaxes(1, 2)
+        spectrum = spectrum.reshape(channels, plan.length)
         found = (np if torch is None else torch).fft.ifft(spectrum) * plan.length
         if plan.weighted:
             back = fft_tables.weight(np.arange(plan.length), plan.length, True)
@@ -196,16 +202,18 @@ def tables_of(plan: Plan, like: Any, dtype: str) -> tuple[Any, ...]:
     """Constants of the plan's kernel: the first in the dtype of u, the others in `dtype`."""
     array = view(like)
     device = array.device if _torch(like) is not None else None
-    return _tables(plan.rows, plan.cols, plan.weighted, array.dtype, dtype, device)
+    return _tables(plan, array.dtype, dtype, device)
 
 
 @functools.lru_cache(maxsize=256)
 def _tables(
-    rows: int, cols: int, weighted: bool, first: str, rest: str, device: str | None
+    plan: Plan, first: str, rest: str, device: str | None
 ) -> tuple[Any, ...]:
-    plain = rows != fft_tables.SHORT
-    make = fft_tables.plain_tables if plain else fft_tables.grouped_tables
-    arrays = make(rows, cols, weighted)
+    shape = plan.rows, plan.cols, plan.weighted
+    if plan.rows == fft_tables.SHORT:
+        arrays = fft_tables.grouped_tables(*shape)
+    else:
+        arrays = fft_tables.plain_tables(*shape, plan.outer)
     kinds = [by_name(first), *[by_name(rest)] * (len(arrays) - 1)]
     if device is None:
         return tuple(np.ascontiguousarray(x.astype(kind.numpy))

@@ -43,10 +43,22 @@ def matrices(rows: int, cols: int, causal: bool) -> tuple[np.ndarray, np.ndarray
     return first, roots(cols), twiddles
 
 
-def plain_tables(rows: int, cols: int, causal: bool) -> tuple[np.ndarray, ...]:
-    """E, E, F and T as `fft_conv_64` takes them: real and imaginary parts."""
-    first, second, twiddles = (parts(m) for m in matrices(rows, cols, causal))
-    return first, first, second, twiddles
+def plain_tables(rows: int, cols: int, causal: bool, outer: int = 1) -> tuple[np.ndarray, ...]:
+    """E, E, F and T as `fft_conv_64` takes them: real and imaginary parts, by part of sequences.
+
+    Of sequences in `outer` parts, part q is weighted by exp(-2 pi i q n / N), and by w(n) of N.
+    """
+    short = rows * cols
+    length, a, b = outer * short, cols * np.arange(rows), np.arange(cols)
+    plain, second, twiddles = matrices(rows, cols, False)
+    found = []
+    for q in range(outer):
+        across, along = (
+            np.exp(-2j * np.pi * q * n / length) * weight(n, length, causal) for n in (a, b)
+        )
+        found.append((parts(plain * across), parts(twiddles * along)))
+    first, last = (np.stack(made) for made in zip(*found, strict=True))
+    return first, first, parts(second)[None], last
 
 
 def grouped_tables(rows: int, cols: int, causal: bool) -> tuple[np.ndarray, ...]:

@@ -28,34 +28,51 @@ from __future__ import annotations
 import tilecat as tc
 from tilecat import DTypeVar, bf16, f16, f32, gl, rt, st
 
-from .fft_conv_parts import Streams, transform
+from .fft_conv_parts import Streams, load_complex, transform
 
 T, TI = DTypeVar("T", bf16, f16), DTypeVar("TI", f16, bf16)
 SIDE = 64  # rows and columns of a sequence
 
 
 class Constants:
-    """What all tasks need, loaded once: E in x's dtype and in the intermediates', F, T."""
+    """What tasks need: E in x's dtype and in the intermediates', F, T.
 
-    def __init__(self, pipe, dtype, inner, *, weighted):
-        self.pipe, self.loads = pipe, []
-        self.plain, self.twiddles = self._input(inner), self._input(inner)
-        self.rows = self._input(inner) if weighted else self.plain
-        self.first = self.rows if dtype == inner else self._input(dtype)
+    Args:
+        pipe: the pipeline.
+        dtype: of x. inner: of the intermediates.
+        weighted: whether E is not F. last: whether there is a last product.
+        outer: of sequences in parts, how many parts, whose E and T are a task's; else 1.
+    """
 
-    def _input(self, dtype):
-        kind = st[dtype, SIDE, SIDE]
-        tiles = self.pipe.input(kind, count=2, ring="constants", rate="cta")
-        self.loads.append(tiles)
+    def __init__(self, pipe, dtype, inner, *, weighted, outer=1, last=True):
+        self.pipe, self.outer, self.loads = pipe, outer, []
+        self.plain = self._input(inner, "F", 1)
+        self.twiddles = self._input(inner, "T", outer)
+        self.rows = self._input(inner, "E", outer) if weighted and last else self.plain
+        shared = dtype == inner and (last or not weighted)
+        self.first = self.rows if shared else self._input(dtype, "E0", outer)
+
+    def _input(self, dtype, name, outer):
+        ring, rate = ("constants", "cta") if outer == 1 else ("of_part", "task")
+        tiles = self.pipe.input(st[dtype, SIDE, SIDE], count=2, ring=ring, rate=rate)
+        self.loads.append((tiles, name, rate))
         return tiles
 
-    def load(self, first, rows, plain, twiddles):
-        """Producer: once."""
-        sources = {id(self.first): first, id(self.rows): rows, id(self.plain): plain}
-        sources[id(self.twiddles)] = twiddles
-        for tiles in self.loads:
-            for part in range(2):
-                tc.load_async(tiles[part], sources[id(tiles)][part, 0, 0])
+    def load(self, tensors, rate, index=0):
+        """Producer: those of a rate, of part `index`; tensors by name."""
+        for tiles, name, mine in self.loads:
+            for part in range(2) if mine == rate else ():
+                tc.load_async(tiles[part], tensors[name][index, part, 0, 0])
+
+    def wait(self):
+        """Consumer: those of the task are there."""
+        if self.outer > 1:
+            self.twiddles.wait()
+
+    def release(self):
+        """Consumer: the task is done."""
+        if self.outer > 1:
+            self.twiddles.release()
 
 
 def matrix(tiles):
@@ -73,21 +90,26 @@ def first(acc, left, x):
     tc.mma_wait()
 
 
-def last(acc, left, values, parts):
-    """The last product: the real part, or both."""
-    if parts == 1:
+def last(acc, left, values):
+    """The last product: both parts, of the adjoint in registers; or the real part, of E shared."""
+    if left.conjugate:
+        tc.mma_AB(acc, left, values, accumulate=False)
+    else:
         tc.mma_AtB(acc.re, left.re, values.re, accumulate=False)
         tc.mma_AtB(acc.re, left.im, values.im)
-    else:
-        tc.mma_AtB(acc, left.conj(), values, accumulate=False)
     tc.mma_wait()
 
 
+def adjoint(tiles):
+    """E^H in registers."""
+    return tc.ComplexTile(*(tc.load(tile.T) for tile in (tiles.re, tiles.im)), conjugate=True)
+
+
 @tc.kernel
-def fft_conv_64(U: gl[T, "B", "C", "R", 64], H: gl[TI, "C", 2, 64, 64], E0: gl[T, 2, 64, 64],
-                E: gl[TI, 2, 64, 64], F: gl[TI, 2, 64, 64], W: gl[TI, 2, 64, 64],
+def fft_conv_64(U: gl[T, "B", "C", "R", 64], H: gl[TI, "C", 2, 64, 64], E0: gl[T, "Q", 2, 64, 64],
+                E: gl[TI, "Q", 2, 64, 64], F: gl[TI, 1, 2, 64, 64], W: gl[TI, "Q", 2, 64, 64],
                 Y: gl[T, "B", "C", "R", 64], *args, causal=False, in_gate=False, out_gate=False,
-                consumers=3, stages=2):  # fmt: skip
+                outer=1, consumers=2, stages=2):  # fmt: skip
     """Y[b, c] = k[c] * U[b, c], circular or causal along 64 R elements, at most 4096.
 
     Args:
@@ -97,12 +119,15 @@ def fft_conv_64(U: gl[T, "B", "C", "R", 64], H: gl[TI, "C", 2, 64, 64], E0: gl[T
         args: gates of U and of Y, as U.
         causal: a sequence by itself, weighted; else two together, circular.
         in_gate, out_gate: whether there are gates.
+        outer: Q; channel c has the matrices of c modulo Q (`fft_spread`), and two are together.
         consumers, stages: sequences, or pairs, a step; steps loaded ahead.
     """
     parts, inner = 1 if causal else 2, H.dtype
+    packed = (U.dtype, inner) == (bf16, f16)
     pipe = tc.lcsf(consumers=consumers, stages=stages, steps=tc.cdiv(U.size(0), parts * consumers),
                    tasks=tc.custom_order(U.size(1), lambda t: {"channel": t}))  # fmt: skip
-    constants = Constants(pipe, U.dtype, inner, weighted=causal)
+    constants = Constants(pipe, U.dtype, inner, weighted=causal or outer > 1, outer=outer)
+    tensors = {"E0": E0, "E": E, "F": F, "T": W}
     h = pipe.input(st[inner, SIDE, SIDE], count=2, ring="spectrum", rate="task", stages=2)
     streams = Streams(pipe, st[U.dtype, SIDE, SIDE], (parts, 2, parts), (in_gate, out_gate),
                       consumers)  # fmt: skip
@@ -111,10 +136,11 @@ def fft_conv_64(U: gl[T, "B", "C", "R", 64], H: gl[TI, "C", 2, 64, 64], E0: gl[T
 
     @pipe.setup
     def _():
-        constants.load(E0, E, F, W)
+        constants.load(tensors, "cta")
 
     @pipe.begin
     def _(task):
+        constants.load(tensors, "task", task.channel % outer)
         for part in range(2):
             tc.load_async(h[part], H[task.channel, part, 0, 0])
 
@@ -129,15 +155,19 @@ def fft_conv_64(U: gl[T, "B", "C", "R", 64], H: gl[TI, "C", 2, 64, 64], E0: gl[T
 
     @pipe.consume
     def _(task, steps):
-        plain = matrix(constants.plain), constants.twiddles
+        between = matrix(constants.plain), constants.twiddles
+        constants.wait()
         h.wait()
+        before, after = load_complex(constants.first), matrix(constants.rows)
+        after = adjoint(after) if parts == 2 else after  # registers of both are too many for three
         for _ in tc.range(steps):
-            first(acc, matrix(constants.first), streams.open())
+            first(acc, before, streams.open())
             streams.close()
-            transform(plain, h, (acc, acc, z))
-            last(acc, matrix(constants.rows), matrix(streams.exchange((z.re, z.im))), parts)
+            transform(between, h, (acc, acc, z), packed)
+            last(acc, after, matrix(streams.exchange((z.re, z.im))))
             streams.give((acc.re, acc.im)[:parts])
         h.release()
+        constants.release()
 
     @pipe.store
     def _(task, step):

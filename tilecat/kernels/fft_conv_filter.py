@@ -14,7 +14,7 @@ import tilecat as tc
 from tilecat import DTypeVar, bf16, f16, f32, gl, rt, st
 
 from .fft_conv import SIDE as WIDE
-from .fft_conv import first, matrix
+from .fft_conv import Constants, first, matrix
 from .fft_conv_parts import load_complex, times
 from .fft_conv_short import PAIR, ROWS, first_of_pairs, rows, sequences
 
@@ -56,28 +56,31 @@ def complex_empty(dtype, cols):
 
 @tc.kernel
 def fft_filter_64(U: gl[T, "B", "C", "R", 64], DY: gl[T, "B", "C", "R", 64],
-                  E: gl[T, 2, 64, 64], F: gl[TI, 2, 64, 64], W: gl[TI, 2, 64, 64],
-                  DK: gl[f32, "C", 2, 2, 64, 64], *, causal=False, stages=1):  # fmt: skip
+                  E: gl[T, "Q", 2, 64, 64], F: gl[TI, 1, 2, 64, 64], W: gl[TI, "Q", 2, 64, 64],
+                  DK: gl[f32, "C", 2, 2, 64, 64], *, causal=False, outer=1, stages=1):  # fmt: skip
     """DK[c, 0] + DK[c, 1] = sum over b of conj(X) . dY for sequences of at most 4096.
 
     Args:
         U, DY, E, F, W: as of `fft_conv_64`; E is E0 there.
         DK: of each of two consumers, real and imaginary parts, laid as H there.
-        causal, stages: as there.
+        causal, outer, stages: as there.
     """
     parts, consumers = 1 if causal else 2, 2
     pipe = tc.lcf(consumers=consumers, stages=stages, steps=tc.cdiv(U.size(0), parts * consumers),
                   tasks=tc.custom_order(U.size(1), lambda t: {"channel": t}))  # fmt: skip
-    e, f, w = (pipe.input(st[dtype, WIDE, WIDE], count=2, ring="constants", rate="cta")
-               for dtype in (U.dtype, F.dtype, F.dtype))  # fmt: skip
+    constants = Constants(pipe, U.dtype, F.dtype, weighted=causal or outer > 1, outer=outer,
+                          last=False)  # fmt: skip
+    tensors = {"E0": E, "F": F, "T": W}
     x, dy = (pipe.input(st[U.dtype, WIDE, WIDE], count=parts * consumers) for _ in range(2))
     acc, z, held, total = (complex_empty(t, WIDE) for t in (f32, F.dtype, F.dtype, f32))
 
     @pipe.setup
     def _():
-        for tiles, tensor in ((e, E), (f, F), (w, W)):
-            for part in range(2):
-                tc.load_async(tiles[part], tensor[part, 0, 0])
+        constants.load(tensors, "cta")
+
+    @pipe.begin
+    def _(task):
+        constants.load(tensors, "task", task.channel % outer)
 
     @pipe.load
     def _(task, step):
@@ -90,12 +93,14 @@ def fft_filter_64(U: gl[T, "B", "C", "R", 64], DY: gl[T, "B", "C", "R", 64],
     def _(task, steps):
         for sums in (total.re, total.im):
             tc.fill(sums, 0.0)
+        constants.wait()
+        left, between = matrix(constants.first), (constants.twiddles, matrix(constants.plain))
         for _ in tc.range(steps):
             x.wait()
             both = [[s[pipe.consumer * parts + p] for p in range(parts)] for s in (x, dy)]
-            accumulate(both, lambda t: first(acc, matrix(e), t), (w, matrix(f)),
-                       (acc, acc, z, held, total))  # fmt: skip
+            accumulate(both, lambda t: first(acc, left, t), between, (acc, acc, z, held, total))
             x.release()
+        constants.release()
 
     @pipe.finish
     def _(task):

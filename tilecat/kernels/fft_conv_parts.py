@@ -14,33 +14,43 @@ def load_complex(slots):
     return tc.complex_tile(tc.load(slots[0]), tc.load(slots[1]))
 
 
-def times(z, acc, factor, *, conj=False):
-    """`z = acc * factor`, rounded; factor is conjugated where `conj` says so."""
+def times(z, acc, factor, *, conj=False, packed=False):
+    """`z = acc * factor`, rounded; factor is conjugated where `conj` says so.
+
+    packed: acc is rounded first, then two products at a time are (three roundings, of f16 below
+    one of bf16, for half of the instructions).
+    """
     for col in range(0, acc.re.type.cols, STEP):
         part = slice(col, col + STEP)
-        x, f = (c.map(lambda t, at=part: t[:, at]) for c in (acc, factor))
-        f = f.cast(f32)
+        x, f, to = (c.map(lambda t, at=part: t[:, at]) for c in (acc, factor, z))
+        x, f = (x.cast(z.re.dtype), f) if packed else (x, f.cast(f32))
         cross, own = x.im * f.im, x.re * f.im
-        tc.cast(tc.fma(x.re, f.re, cross if conj else -cross), z.re.dtype, out=z.re[:, part])
-        tc.cast(tc.fma(x.im, f.re, -own if conj else own), z.im.dtype, out=z.im[:, part])
+        cross, own = (cross, -own) if conj else (-cross, own)
+        if packed:
+            tc.fma(x.re, f.re, cross, out=to.re)
+            tc.fma(x.im, f.re, own, out=to.im)
+        else:
+            tc.cast(tc.fma(x.re, f.re, cross), z.re.dtype, out=to.re)
+            tc.cast(tc.fma(x.im, f.re, own), z.im.dtype, out=to.im)
 
 
-def transform(constants, spectrum, registers):
+def transform(constants, spectrum, registers, packed):
     """From the sums of the first product to the values of the last one: all that is between.
 
     Args:
         constants: F, and the twiddles' tiles.
         spectrum: tiles of the filter's.
         registers: sums before, sums of the products, and values.
+        packed: see `times`.
     """
     (plain, twiddles), (before, acc, z) = constants, registers
-    times(z, before, load_complex(twiddles))
+    times(z, before, load_complex(twiddles), packed=packed)
     tc.mma_AB(acc, z, plain, accumulate=False)
     tc.mma_wait()
-    times(z, acc, load_complex(spectrum))
+    times(z, acc, load_complex(spectrum), packed=packed)
     tc.mma_AB(acc, z, plain.conj(), accumulate=False)
     tc.mma_wait()
-    times(z, acc, load_complex(twiddles), conj=True)
+    times(z, acc, load_complex(twiddles), conj=True, packed=packed)
 
 
 class Streams:

@@ -26,6 +26,8 @@ class Constants:
     """What all tasks need, loaded once: G, L, F, T."""
 
     def __init__(self, pipe, dtype, inner, cols):
+        self.packed = (dtype, inner) == (bf16, f16)
+
         def constant(kind, count=1):
             return pipe.input(kind, count=count, ring="constants", rate="cta")
 
@@ -76,7 +78,7 @@ def convolve(streams, constants, spectrum, matrices, registers):
     streams.close()
     halves = halves_of(sums)
     plain = tc.complex_tile(constants.plain[0].tile, constants.plain[1].tile)
-    transform((plain, constants.twiddles), spectrum, between)
+    transform((plain, constants.twiddles), spectrum, between, constants.packed)
     values = streams.exchange([held[:, half] for half in halves])
     for half, value in zip(halves, values, strict=True):
         tc.mma_AB(sums[:, half], after, value, accumulate=False)

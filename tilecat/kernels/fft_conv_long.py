@@ -1,0 +1,124 @@
+"""Convolutions longer than 4096: what stands before and behind transforms of 4096.
+
+A sequence of N = 4096 Q elements, n = 4096 r + n', becomes Q complex ones of 4096, sequence q with
+the frequencies Q k' + q:
+
+    z_q[n'] = sum_r c[q, r] x[4096 r + n'],     c[q, r] = exp(-2 pi i q r / Q) w(4096 r) / sqrt(Q)
+
+and the result y[4096 r + n'] = sum_q conj(c[q, r]) v_q[n'] of their convolutions v_q. What depends on
+n', exp(-2 pi i q n' / N) and its weight w(n'), is in the matrices E and T of `fft_conv_64` for q.
+
+Circular: two sequences of x are one complex one, as there; causal, each is one by its weights.
+"""
+
+from __future__ import annotations
+
+import cmath
+
+import tilecat as tc
+from tilecat import DTypeVar, bf16, f16, f32, gl, rv
+
+T, TI = DTypeVar("T", bf16, f16), DTypeVar("TI", f16, bf16)
+SHORT = 4096  # elements of a transform
+HELD = 256  # elements of a warp, of each sequence: a lane has 8 in a row, 16 bytes
+RUN = 8
+
+
+def coefficients(outer, causal):
+    """`c[q][r]`, complex."""
+    weight = 0.5j * cmath.pi / outer * causal
+    return [[cmath.exp(-2j * cmath.pi * q * r / outer + weight * r) / outer**0.5
+             for r in range(outer)] for q in range(outer)]  # fmt: skip
+
+
+def plus(total, x, factor):
+    """`total + factor x`; total is None at first."""
+    return x * factor if total is None else tc.fma(x, factor, total)
+
+
+class Rows:
+    """Which elements a warp takes: of a pair of sequences and a channel, 256 of each part."""
+
+    def __init__(self, planes):
+        self.channels = planes.size(1)
+        self.count = planes.size(0) // 2 * self.channels * (SHORT // HELD)
+
+    def of(self, row):
+        """Pair, channel, first element."""
+        rest = row // (SHORT // HELD)
+        pair = rest // self.channels
+        return pair, rest - pair * self.channels, row % (SHORT // HELD) * HELD
+
+
+def load(tensor, place):
+    """Elements from a place on, packed."""
+    return tc.load(tensor.at(*place), rv[tensor.dtype, HELD, "plain", RUN])
+
+
+@tc.kernel
+def fft_spread(X: gl[T, "B", "C", "L"], Z: gl[TI, "P", "C", "Q", 4096], *args, outer=2,
+               causal=False, warps=8):  # fmt: skip
+    """Z[2 p + part, c, q] = part of z_q of X[p], or of X[2 p] + i X[2 p + 1] if not causal.
+
+    Args:
+        X: sequences of at most 4096 outer elements.
+        Z: real and imaginary parts in turn; Q is outer.
+        args: a gate that X is multiplied by, as X.
+        outer, causal: Q, and whether X is weighted.
+        warps: of a CTA.
+    """
+    parts, factors, where = 1 if causal else 2, coefficients(outer, causal), Rows(Z)
+    rows = tc.rows(where.count, warps=warps)
+
+    @rows.load
+    def _(row):
+        pair, channel, first = where.of(row)
+        places = [(pair * parts + s, channel, first + r * SHORT)
+                  for s in range(parts) for r in range(outer)]  # fmt: skip
+        return tuple(load(x, place) for x in (X, *args) for place in places)
+
+    @rows.compute
+    def _(row, *loaded):
+        pair, channel, first = where.of(row)
+        loaded = [tc.cast(x, f32) for x in loaded]
+        x = loaded[: parts * outer]
+        if args:
+            x = [a * b for a, b in zip(x, loaded[parts * outer :], strict=True)]
+        for q in range(outer):
+            re = im = None
+            for r, c in enumerate(factors[q]):
+                re, im = plus(re, x[r], c.real), plus(im, x[r], c.imag)
+                if parts == 2:
+                    re, im = plus(re, x[outer + r], -c.imag), plus(im, x[outer + r], c.real)
+            for part, value in enumerate((re, im)):
+                tc.store(Z.at(pair * 2 + part, channel, q, first), tc.cast(value, Z.dtype))
+
+
+@tc.kernel
+def fft_gather(V: gl[TI, "P", "C", "Q", 4096], Y: gl[T, "B", "C", "L"], *args, outer=2,
+               causal=False, warps=8):  # fmt: skip
+    """Y of the convolutions V: the inverse of `fft_spread`, times a gate as Y if there is one."""
+    parts, factors, where = 1 if causal else 2, coefficients(outer, causal), Rows(V)
+    rows = tc.rows(where.count, warps=warps)
+
+    @rows.load
+    def _(row):
+        pair, channel, first = where.of(row)
+        return tuple(load(V, (pair * 2 + part, channel, q, first))
+                     for part in range(2) for q in range(outer))  # fmt: skip
+
+    @rows.compute
+    def _(row, *v):
+        pair, channel, first = where.of(row)
+        v = [tc.cast(x, f32) for x in v]
+        for r in range(outer):
+            for part in range(parts):
+                total = None
+                for q in range(outer):
+                    c = factors[q][r].conjugate()
+                    one, other = (c.real, -c.imag) if part == 0 else (c.imag, c.real)
+                    total = plus(plus(total, v[q], one), v[outer + q], other)
+                place = pair * parts + part, channel, first + r * SHORT
+                for gate in args:
+                    total = total * tc.cast(load(gate, place), f32)
+                tc.store(Y.at(*place), tc.cast(total, Y.dtype))
