@@ -5,8 +5,9 @@ the frequencies Q k' + q:
 
     z_q[n'] = sum_r c[q, r] x[4096 r + n'],     c[q, r] = exp(-2 pi i q r / Q) w(4096 r) / sqrt(Q)
 
-and the result y[4096 r + n'] = sum_q conj(c[q, r]) v_q[n'] of their convolutions v_q. What depends on
-n', exp(-2 pi i q n' / N) and its weight w(n'), is in the matrices E and T of `fft_conv_64` for q.
+and the result y[4096 r + n'] = sum_q conj(c[q, r]) v_q[n'] of their convolutions v_q. What
+depends on n', exp(-2 pi i q n' / N) and its weight w(n'), is in the matrices E and T of
+`fft_conv_64` for q.
 
 Circular: two sequences of x are one complex one, as there; causal, each is one by its weights.
 """
