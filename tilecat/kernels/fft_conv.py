@@ -105,6 +105,16 @@ def adjoint(tiles):
     return tc.ComplexTile(*(tc.load(tile.T) for tile in (tiles.re, tiles.im)), conjugate=True)
 
 
+def convolve(streams, matrices, spectrum, registers, packed):
+    """One step of a consumer."""
+    (before, between, after), (acc, _, z) = matrices, registers
+    first(acc, before, streams.open())
+    streams.close()
+    transform(between, spectrum, registers, packed)
+    last(acc, after, matrix(streams.exchange((z.re, z.im))))
+    streams.give((acc.re, acc.im)[: streams.results])
+
+
 @tc.kernel
 def fft_conv_64(U: gl[T, "B", "C", "R", 64], H: gl[TI, "C", 2, 64, 64], E0: gl[T, "Q", 2, 64, 64],
                 E: gl[TI, "Q", 2, 64, 64], F: gl[TI, 1, 2, 64, 64], W: gl[TI, "Q", 2, 64, 64],
@@ -134,9 +144,7 @@ def fft_conv_64(U: gl[T, "B", "C", "R", 64], H: gl[TI, "C", 2, 64, 64], E0: gl[T
     acc, z = (tc.complex_tile(*(tc.empty(rt[dtype, SIDE, SIDE]) for _ in range(2)))
               for dtype in (f32, inner))
 
-    @pipe.setup
-    def _():
-        constants.load(tensors, "cta")
+    pipe.setup(lambda: constants.load(tensors, "cta"))
 
     @pipe.begin
     def _(task):
@@ -161,11 +169,7 @@ def fft_conv_64(U: gl[T, "B", "C", "R", 64], H: gl[TI, "C", 2, 64, 64], E0: gl[T
         before, after = load_complex(constants.first), matrix(constants.rows)
         after = adjoint(after) if parts == 2 else after  # registers of both are too many for three
         for _ in tc.range(steps):
-            first(acc, before, streams.open())
-            streams.close()
-            transform(between, h, (acc, acc, z), packed)
-            last(acc, after, matrix(streams.exchange((z.re, z.im))))
-            streams.give((acc.re, acc.im)[:parts])
+            convolve(streams, (before, between, after), h, (acc, acc, z), packed)
         h.release()
         constants.release()
 
