@@ -63,8 +63,19 @@ def fft_conv_backward(
     return du, dk, d_in, d_out
 
 
+def _as_bf16(x: Any) -> Any:
+    """Elements of the wide range, rounded to it."""
+    if view(x).dtype == "bf16":
+        return x
+    made = empty(x, view(x).shape, "bf16")
+    made[...] = x
+    return made
+
+
 def _filter_gradient(plan: Plan, u: Any, dout: Any, taps: int, inner: str) -> Any:
     """dk, f32 C x taps."""
+    if inner == "bf16":  # of f16 they would need registers for both
+        u, dout = (_as_bf16(x) for x in (u, dout))
     batch, channels, length = view(u).shape
     weighted = plan.weighted
     if plan.outer > 1 and batch and channels:

@@ -162,7 +162,7 @@ def params_of(plan: Plan, *, in_gate: bool, out_gate: bool) -> dict[str, Any]:
         consumers = 3 if plan.weighted and not gated else 2
         return {"consumers": consumers, "stages": 1 if gated and not plan.weighted else 2}
     if plan.cols == 32:
-        return {"cols": 32}
+        return {"cols": 32, "consumers": 2 if gated else 4}
     return {"cols": 64, "consumers": 2, "stages": 1 if gated else 2}
 
 

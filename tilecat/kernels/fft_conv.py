@@ -51,6 +51,8 @@ class Constants:
         self.rows = self._input(inner, "E", outer) if weighted and last else self.plain
         shared = dtype == inner and (last or not weighted)
         self.first = self.rows if shared else self._input(dtype, "E0", outer)
+        self.tensors = {}  # by name
+        pipe.setup(lambda: self.load("cta"))
 
     def _input(self, dtype, name, outer):
         ring, rate = ("constants", "cta") if outer == 1 else ("of_part", "task")
@@ -58,11 +60,11 @@ class Constants:
         self.loads.append((tiles, name, rate))
         return tiles
 
-    def load(self, tensors, rate, index=0):
-        """Producer: those of a rate, of part `index`; tensors by name."""
+    def load(self, rate, index=0):
+        """Producer: those of a rate, of part `index`."""
         for tiles, name, mine in self.loads:
             for part in range(2) if mine == rate else ():
-                tc.load_async(tiles[part], tensors[name][index, part, 0, 0])
+                tc.load_async(tiles[part], self.tensors[name][index, part, 0, 0])
 
     def wait(self):
         """Consumer: those of the task are there."""
@@ -137,18 +139,16 @@ def fft_conv_64(U: gl[T, "B", "C", "R", 64], H: gl[TI, "C", 2, 64, 64], E0: gl[T
     pipe = tc.lcsf(consumers=consumers, stages=stages, steps=tc.cdiv(U.size(0), parts * consumers),
                    tasks=tc.custom_order(U.size(1), lambda t: {"channel": t}))  # fmt: skip
     constants = Constants(pipe, U.dtype, inner, weighted=causal or outer > 1, outer=outer)
-    tensors = {"E0": E0, "E": E, "F": F, "T": W}
+    constants.tensors = {"E0": E0, "E": E, "F": F, "T": W}
     h = pipe.input(st[inner, SIDE, SIDE], count=2, ring="spectrum", rate="task", stages=2)
     streams = Streams(pipe, st[U.dtype, SIDE, SIDE], (parts, 2, parts), (in_gate, out_gate),
                       consumers)  # fmt: skip
     acc, z = (tc.complex_tile(*(tc.empty(rt[dtype, SIDE, SIDE]) for _ in range(2)))
               for dtype in (f32, inner))
 
-    pipe.setup(lambda: constants.load(tensors, "cta"))
-
     @pipe.begin
     def _(task):
-        constants.load(tensors, "task", task.channel % outer)
+        constants.load("task", task.channel % outer)
         for part in range(2):
             tc.load_async(h[part], H[task.channel, part, 0, 0])
 

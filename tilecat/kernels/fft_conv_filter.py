@@ -70,17 +70,13 @@ def fft_filter_64(U: gl[T, "B", "C", "R", 64], DY: gl[T, "B", "C", "R", 64],
                   tasks=tc.custom_order(U.size(1), lambda t: {"channel": t}))  # fmt: skip
     constants = Constants(pipe, U.dtype, F.dtype, weighted=causal or outer > 1, outer=outer,
                           last=False)  # fmt: skip
-    tensors = {"E0": E, "F": F, "T": W}
+    constants.tensors = {"E0": E, "F": F, "T": W}
     x, dy = (pipe.input(st[U.dtype, WIDE, WIDE], count=parts * consumers) for _ in range(2))
     acc, z, held, total = (complex_empty(t, WIDE) for t in (f32, F.dtype, F.dtype, f32))
 
-    @pipe.setup
-    def _():
-        constants.load(tensors, "cta")
-
     @pipe.begin
     def _(task):
-        constants.load(tensors, "task", task.channel % outer)
+        constants.load("task", task.channel % outer)
 
     @pipe.load
     def _(task, step):
@@ -141,11 +137,11 @@ def fft_filter_32(U: gl[T, "B", "C", "R", "S"], DY: gl[T, "B", "C", "R", "S"], G
     def _(task, steps):
         for part in (total.re, total.im):
             tc.fill(part, 0.0)
-        plain, left = tc.complex_tile(f[0].tile, f[1].tile), tc.load(g)
+        plain = tc.complex_tile(f[0].tile, f[1].tile)
         for _ in tc.range(steps):
             x.wait()
             both = [[s[pipe.consumer * parts + p] for p in range(parts)] for s in (x, dy)]
-            accumulate(both, lambda t: first_of_pairs(sums, left, t), (w, plain),
+            accumulate(both, lambda t: first_of_pairs(sums, tc.load(g), t), (w, plain),
                        (tc.complex_rows(sums), acc, z, held, total))  # fmt: skip
             x.release()
 
