@@ -27,6 +27,8 @@ def calls(torch) -> dict:
     leaf = torch.randn(128, 128, **options).requires_grad_()
     trained = torch.randn(1, 2, 128, 64, **options).requires_grad_()
     sdpa = functional.scaled_dot_product_attention
+    one, caches = torch.randn(4, 1, 8, 64, **options), torch.randn(2, 4, 256, 2, 64, **options)
+    lengths = torch.full((4,), 200, device="cuda", dtype=torch.int32)
     return {
         "tilecat.matmul": lambda: tc.matmul(a, b),
         "tilecat.torch.matmul": lambda: tt.matmul(a, b),
@@ -36,6 +38,8 @@ def calls(torch) -> dict:
         "tilecat.torch.linear": lambda: tt.linear(a, b, bias),
         "F.linear": lambda: functional.linear(a, b, bias),
         "tilecat.attention": lambda: tc.attention(q, k, v),
+        "tilecat.attention_decode": lambda: tc.attention_decode(
+            one, *caches, cache_seqlens=lengths),
         "tilecat.torch.attention": lambda: tt.attention(q, k, v),
         "tilecat.torch.sdpa": lambda: tt.sdpa(q, k, v),
         "F.scaled_dot_product_attention": lambda: sdpa(q, k, v),

@@ -195,7 +195,7 @@ class _Call:
         """Sums of parts, each row with its log-sum-exp, and counters; of the current stream."""
         tiles = -(-self.rows // (ROWS * consumers)) * consumers
         parts = self.batch * self.groups * tiles * splits
-        return workspace(like, parts, min(self.rows, ROWS), self.dim_v + BESIDE, "f32")
+        return workspace(like, parts, min(self.rows, ROWS), tile_dim(self.dim_v) + BESIDE, "f32")
 
 
 def _nothing(_: Any) -> tuple[Any, ...]:

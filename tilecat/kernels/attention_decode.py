@@ -31,6 +31,7 @@ ALL, PLAIN = Edges(from_end=True), Mods()
 ROWS = 64  # of a consumer's tile
 LOWEST = -1e30  # where maxima start: finite, for with -inf a block of -inf scores would give NaN
 BESIDE = 4  # columns beside a part's sums: its log-sum-exp, and 16 bytes to keep rows aligned
+RUN = 4  # f32 of 16 bytes, which move in one access
 TOGETHER = 4  # parts whose loads are under way at a time
 SHIFT = 24  # of the division of rows by heads: exact for rows x heads below 2**24
 MEETING = 15  # named barrier of all consumers
@@ -256,22 +257,22 @@ class Parts:
     """Results of parts, and how they are put together.
 
     Args:
-        memory: Sums, [rows of all parts, Dv + BESIDE], of each row its sum and its log-sum-exp, in
-            powers of two; Flags, s32, a counter a tile.
+        memory: Sums, [rows of all parts, columns + BESIDE], of each row its sum and its
+            log-sum-exp, in powers of two; Flags, s32, a counter a tile.
         rows, mods: which row is what, what changes scores. splits: parts of a tile.
-        width, columns: Dv, and columns of its tiles.
+        columns: of a tile of sums.
     """
 
-    def __init__(self, memory, rows, mods, splits, width, columns):
+    def __init__(self, memory, rows, mods, splits, columns):
         self.sums, self.flags = memory
-        self.rows, self.mods, self.splits, self.width = rows, mods, splits, width
+        self.rows, self.mods, self.splits, self.columns = rows, mods, splits, columns
         self.tall = minimum_of(rows.count, ROWS)  # rows that a part keeps
         self.width_of_warp = -(-columns // 64) * 16
 
     def at(self, part, count=1):
         """Sums and log-sum-exps of parts from number `part` on."""
         first, behind = part * self.tall, (part + count) * self.tall
-        return self.sums[first:behind, : self.width], self.sums[first:behind, self.width]
+        return self.sums[first:behind, :], self.sums[first:behind, self.columns]
 
     def store(self, task, work, tile):
         """A part of a tile of 64 rows, number `tile` of all; whether it is the last to come."""
@@ -287,7 +288,7 @@ class Parts:
         with tc.warps():
             part = tc.warp_id() % 4
             for row in tc.range(0, minimum_of(rows.count - first, ROWS), 16):
-                o = tc.zeros(rt[f32, 16, self.width_of_warp])
+                o = tc.zeros(rt[f32, 16, self.width_of_warp, "row", RUN])
                 index = tc.row_index(o) + (first + row)
                 query, member = rows.of(index)
                 real, m, total = index < rows.count, tc.full(rv[f32, 16], LOWEST), None
@@ -380,7 +381,7 @@ def attention_decode(Q: gl[T, "rows", "D"], K: gl[T, "P", "R", "Hkv", "D"],
         if not split:
             work.store(task, O, LSE)
             return
-        parts = Parts(memory, rows, mods, splits, V.size(3), dim_v)
+        parts = Parts(memory, rows, mods, splits, dim_v)
         tile = task.unit * consumers + pipe.consumer
         with tc.when(parts.store(task, work, tile)):
             parts.combine(task, task.tile * tall + pipe.consumer * ROWS, tile, O, LSE)
