@@ -32,7 +32,7 @@ class _Kept:
         filter: the tensor, weakly.
         version: its own count of writes.
         place: where it lies.
-        spectra: by plan, dtype and whether they are conjugated.
+        spectra: by plan, dtype, whether they are conjugated, and stream.
     """
 
     filter: Any
@@ -78,20 +78,24 @@ def spectrum_of(plan: Plan, k: Any, like: Any, dtype: str, *, conj: bool = False
     with torch.no_grad():
         kind = getattr(torch, by_name(dtype).torch)
         made = functools.partial(_torch_spectrum, torch, plan, k, kind, conj)
-        kept = _kept_of(torch, k)
+        kept = _kept_of(k)
         if kept is None:
             return made()
-        key = (plan, dtype, conj)
-        if key not in kept.spectra:
-            kept.spectra[key] = made()
-        return kept.spectra[key]
+        key = plan, dtype, conj
+        if k.is_cuda and torch.cuda.is_current_stream_capturing():
+            # A graph's memory is its own, and a filter that is trained differs at each replay.
+            found = [x for at, x in kept.spectra.items() if at[:3] == key and not k.requires_grad]
+            return found[0] if found else made()
+        # Another stream would have to wait for the one that made it.
+        stream = torch.cuda.current_stream(k.device).cuda_stream if k.is_cuda else 0
+        if (*key, stream) not in kept.spectra:
+            kept.spectra[*key, stream] = made()
+        return kept.spectra[*key, stream]
 
 
-def _kept_of(torch: Any, k: Any) -> _Kept | None:
-    """Where k's spectra are kept; None where they are not to be."""
-    if k.is_inference() or (
-        k.requires_grad and k.is_cuda and torch.cuda.is_current_stream_capturing()
-    ):
+def _kept_of(k: Any) -> _Kept | None:
+    """Where k's spectra are kept; None for a tensor that does not count its writes."""
+    if k.is_inference():
         return None
     found, place = _kept.get(id(k)), (k.data_ptr(), k.shape, k.stride(), k.dtype)
     if found is None or found.filter() is not k or (found.version, found.place) != (
@@ -219,7 +223,7 @@ def _tables(
         return tuple(np.ascontiguousarray(x.astype(kind.numpy))
                      for x, kind in zip(arrays, kinds, strict=True))  # fmt: skip
     torch = sys.modules["torch"]
-    return tuple(
-        torch.from_numpy(np.ascontiguousarray(x)).to(device, getattr(torch, kind.torch))
+    return tuple(  # rounded before they are copied, which the host waits for
+        torch.from_numpy(np.ascontiguousarray(x)).to(getattr(torch, kind.torch)).to(device)
         for x, kind in zip(arrays, kinds, strict=True)
     )  # fmt: skip
