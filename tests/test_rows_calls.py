@@ -10,7 +10,10 @@ from convert_rows import philox
 
 import tilecat as tc
 from tilecat import bf16, f16
+from tilecat.check.access import shared_accesses
 from tilecat.errors import DTypeError, LayoutError
+from tilecat.kernels.cross_entropy import cross_entropy
+from tilecat.kernels.norm import column_sums, norm_backward
 
 BF16, F16 = bf16.numpy, f16.numpy
 WIDTHS = (1, 7, 100, 1000, 1023, 4096, *(pytest.param(n, marks=pytest.mark.slow)
@@ -26,6 +29,18 @@ def close(got: np.ndarray, exact: np.ndarray, roundings: float = 1.0) -> None:
     eps = {2: 2.0**-8 if got.dtype == BF16 else 2.0**-11}.get(got.dtype.itemsize, 2.0**-19)
     limit = roundings * eps * np.maximum(abs(exact).max(-1, keepdims=True), 1e-3)
     assert (abs(got.astype(np.float64) - exact) <= limit).all()
+
+
+def test_no_bank_conflicts():
+    x, stats, sums = randn(8, 1000), np.zeros(8, np.float32), np.zeros((1, 1000), np.float32)
+    kernels = (
+        cross_entropy.compile(V=40960, W=2, cluster=2, blocks=1),
+        norm_backward.compile(x, x, x, stats, 0, 1.0, sums, D=1000, given=("of_bias",), rms=True,
+                              warps=4), column_sums.compile(),
+    )  # fmt: skip
+    for compiled in kernels:
+        accesses = shared_accesses(compiled.kernel)
+        assert accesses and all(access.ways == 1 for access in accesses), accesses
 
 
 # ---- rotary

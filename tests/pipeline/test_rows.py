@@ -187,6 +187,58 @@ def test_rows_in_shared_memory(cluster: int, stages: int, width: int):
 
 
 @tc.kernel
+def meeting(X: gl[bf16, "M", "D"], Y: gl[f32, "M", 2], *, D, warps=4, cluster=1):
+    """Sum and largest of each row, of one meeting of its warps."""
+    rows = tc.rows(X.rows, warps=warps, shared_by="cta", cluster=cluster, ahead=0)
+
+    @rows.load
+    def _(row):
+        return tc.load(X[row, rows.part], rv[f32, D // rows.parts, "plain", 8], fill=0)
+
+    @rows.compute
+    def _(row, x):
+        own = tc.reduce_vector("sum", x), tc.reduce_vector("max", x)
+        sums, tops = rows.gather((own[0], 0.0), (own[1], float("-inf")))
+        sums, tops = tc.reduce_vector("sum", sums), tc.reduce_vector("max", tops)
+        with tc.when(rows.part == 0):
+            tc.store(Y.at(row, 0), sums)
+            tc.store(Y.at(row, 1), tops)
+
+
+@pytest.mark.parametrize(("warps", "cluster"), [(4, 1), (12, 1), (4, 2), (16, 4)])
+def test_scalars_of_all_warps_meet_once(warps: int, cluster: int):
+    width = 256 * warps * cluster
+    x = -np.random.default_rng(0).integers(1, 9, (7, width)).astype(BF16)
+    exact = np.stack([x.astype(float).sum(1), x.astype(float).max(1)], 1)
+
+    def check(args: list[Any]) -> None:
+        np.testing.assert_array_equal(args[1], exact)
+
+    check_schedules(meeting, lambda: [x, np.full((7, 2), np.nan, np.float32)], check,
+                    grid=2 * cluster, D=width, warps=warps, cluster=cluster)  # fmt: skip
+    accesses = shared_accesses(meeting.compile(D=width, warps=warps, cluster=cluster).kernel)
+    assert all(access.ways == 1 for access in accesses), accesses
+
+
+def test_what_meets_are_scalars():
+    @tc.kernel
+    def k(X: gl[f32, "M", 1024]):
+        rows = tc.rows(X.rows, shared_by="cta")
+
+        @rows.load
+        def _(row):
+            return tc.load(X[row, rows.part], rv[f32, 256, "plain", 8])
+
+        @rows.compute
+        def _(row, x):
+            rows.gather((1.0, 0.0))
+
+    fails(k.compile, LayoutError,
+          "gather: one to four f32 scalars and their fills, got ((1.0, 0.0),)",
+          at="rows.gather(")  # fmt: skip
+
+
+@tc.kernel
 def row_sums_of_ctas(X: gl[f32, "M", 512], S: gl[f32, "CTAS", 512], *, run=8):
     rows = tc.rows(X.rows, warps=8)
     kind = rv[f32, 512, "plain", run]

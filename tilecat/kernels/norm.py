@@ -19,6 +19,13 @@ FORWARD = ("weight", "bias", "residual", "sums", "rowscale", "seed", "deviations
 BACKWARD = ("means", "weight", "of_weight", "of_bias", "of_sums", "of_residual", "rowscale", "seed")
 
 
+def named(given, args):
+    """The arguments that a call has, by name."""
+    fits = len(given) == len(args)
+    tc.require(fits, f"norm: one argument for each name in given={given}, got {len(args)}")
+    return dict(zip(given, args, strict=True))
+
+
 class Part:
     """A warp's part of rows of D: how it is held, and where it begins."""
 
@@ -62,7 +69,7 @@ def norm_forward(X: gl[TX, "M", "D"], Y: gl[TY, "M", "D"], eps: f32, threshold: 
         rms: RMSNorm: no mean is subtracted.
         ahead, shared_by, warps, blocks, cluster: of `tc.rows`. hold: keep weights in registers.
     """
-    at = dict(zip(given, args, strict=True))
+    at = named(given, args)
     rows = tc.rows(X.rows, warps=warps, blocks_per_sm=blocks, shared_by=shared_by, ahead=ahead,
                    cluster=cluster)  # fmt: skip
     part = Part(rows, D)
@@ -113,7 +120,7 @@ def norm_backward(DY: gl[TY, "M", "D"], S: gl[TS, "M", "D"], DX: gl[TX, "M", "D"
             weight's and of bias's gradients f32 [CTAs, D], gradient of the sums and the residual's
             gradient M x D, rowscale f32 [M], seed s32 [2].
     """
-    at = dict(zip(given, args, strict=True))
+    at = named(given, args)
     rows = tc.rows(S.rows, warps=warps, blocks_per_sm=blocks, shared_by=shared_by, ahead=ahead,
                    cluster=cluster)  # fmt: skip
     part = Part(rows, D)
