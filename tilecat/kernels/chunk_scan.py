@@ -132,6 +132,7 @@ class ChunkScan:
         turns: int = 1, gated: bool = False,
     ):  # fmt: skip
         self.dtype, self.heads, self.slices, self.depth = dtype, heads, slices, depth
+        self.turns = turns
         self.reverse, self.packed = reverse, packed
         self.gated, self.decayed = gated, decayed or gated
         self.pipe = pipe = tc.roles(stages=stages, steps=1, tasks=tasks,
@@ -152,6 +153,17 @@ class ChunkScan:
         number = task.steps - 1 - step if self.reverse else step
         row = task.first + number * CHUNK
         return At(row, minimum_of(task.last - row, CHUNK), number)
+
+    def first(self, task: Any) -> At:
+        """Score role, in `start`: the first chunk that is this warpgroup's."""
+        if self.turns == 1:
+            return self.at(task, 0)
+        ahead = self.score.consumer - self.score.turn.get() + self.turns
+        return self.at(task, ahead % self.turns)
+
+    def following(self, at: At) -> Any:
+        """Score role: the first token of its chunk after this one; there may be none."""
+        return at.row + (-CHUNK if self.reverse else CHUNK) * self.turns
 
     def mask(self, p: Any) -> Any:
         """Scores of pairs that see each other."""

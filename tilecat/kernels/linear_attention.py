@@ -55,7 +55,7 @@ class Gated(Recurrence):
             self.constant = 0.0 if self.gamma is None else tc.load(self.gamma[head], f32)
             if self.g is not None:
                 self.ahead = tc.empty(PLAIN)
-                self.fetch(task, head, self.scan.at(task, 0).row)
+                self.fetch(task, head, self.scan.first(task).row)
 
     def fetch(self, task: Any, head: Any, row: Any) -> None:
         """Loads the gates of a chunk, which are used a step later."""
@@ -71,8 +71,7 @@ class Gated(Recurrence):
         g: Any = tc.zeros(PLAIN)
         if self.g is not None:
             tc.copy(g, self.ahead)
-            row = at.row + (-CHUNK if self.scan.reverse else CHUNK)
-            self.fetch(task, task.head * self.scan.heads + head, row)
+            self.fetch(task, task.head * self.scan.heads + head, self.scan.following(at))
         g = tc.maximum((g + self.constant) * LOG2_E, LEAST, nan=True)
         if self.gamma is not None:
             g = tc.select(tc.row_index(g) < at.rows, g, 0.0)
@@ -106,7 +105,7 @@ def linear_attention(
     Q: gl[T, "B", "H", "T", "K"], K: gl[T, "B", "H", "T", "K"], V: gl[T, "B", "H", "T", "V"],
     O: gl[T, "B", "H", "T", "V"], scale: f32, *args, dim=64, heads=1, slices=1, stages=3, depth=2,
     reverse=False, g=False, gamma=False, dots=False, packed=False, start=False, end=False,
-    blocks_per_sm=1, registers=(None, None),
+    blocks_per_sm=1, registers=(None, None), turns=1,
 ):  # fmt: skip
     """O, and states f32 [sequences, H, K, V] before and after; of a reversed scan over the scale.
 
@@ -122,7 +121,7 @@ def linear_attention(
     tasks = tasks_of(tc.cdiv(Q.size(1), heads), Q.size(0), Q.rows, blocks, starts)
     scan = ChunkScan(Q.dtype, tasks, heads=heads, slices=slices, stages=stages, depth=depth,
                      reverse=reverse, gated=g or gamma, packed=packed,
-                     blocks_per_sm=blocks_per_sm, registers=registers)  # fmt: skip
+                     blocks_per_sm=blocks_per_sm, registers=registers, turns=turns)  # fmt: skip
     q, k = (scan.pipe.input(st[Q.dtype, CHUNK, dim], count=heads) for _ in range(2))
     v = scan.pipe.input(st[Q.dtype, CHUNK, CHUNK], count=heads * slices)
     tensors, tiles = [Q, K, V], [q, k, v]

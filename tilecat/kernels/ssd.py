@@ -70,7 +70,7 @@ class Ssd(Recurrence):
             self.rate = tc.load(self.A[head], f32) * LOG2_E
             self.offset = 0.0 if self.bias is None else tc.load(self.bias[head], f32)
             self.ahead = tc.empty(PLAIN)
-            self.fetch(task, head, self.scan.at(task, 0).row)
+            self.fetch(task, head, self.scan.first(task).row)
 
     def fetch(self, task: Any, head: Any, row: Any) -> None:
         """Loads dt of a chunk, which is used a step later."""
@@ -83,8 +83,7 @@ class Ssd(Recurrence):
     def factors(self, task: Any, at: At, head: Any) -> tuple[Any, ...]:
         """Sums of gates dt A, the same less log2 dt, decays to and from the ends of the chunk."""
         dt = self.ahead + self.offset
-        row = at.row + (-CHUNK if self.scan.reverse else CHUNK)
-        self.fetch(task, task.head * self.scan.heads + head, row)
+        self.fetch(task, task.head * self.scan.heads + head, self.scan.following(at))
         dt = tc.softplus(dt) if self.softplus else dt
         if self.limits:
             dt = tc.minimum(tc.maximum(dt, self.limits[0], nan=True), self.limits[1], nan=True)
@@ -130,7 +129,7 @@ def ssd(
     X: gl[T, "B", "H", "T", "P"], dt: gl[TD, "B", "H", "T"], A: gl[f32, "H"],
     Bm: gl[T, "B", "G", "T", "N"], C: gl[T, "B", "G", "T", "N"], O: gl[T, "B", "H", "T", "P"],
     low: f32, high: f32, *args, dim=64, heads=1, slices=1, stages=3, depth=2, reverse=False,
-    softplus=False, limits=False, names=(), blocks_per_sm=1, registers=(None, None),
+    softplus=False, limits=False, names=(), blocks_per_sm=1, registers=(None, None), turns=1,
 ):  # fmt: skip
     """O, and states f32 [sequences, H, P, N] before and after. G divides H, and heads H / G.
 
@@ -143,7 +142,7 @@ def ssd(
     tasks = tasks_of(tc.cdiv(X.size(1), heads), X.size(0), X.rows, blocks, starts)
     scan = ChunkScan(X.dtype, tasks, heads=heads, slices=slices, stages=stages, depth=depth,
                      reverse=reverse, gated=True, packed=starts is not None,
-                     blocks_per_sm=blocks_per_sm, registers=registers)  # fmt: skip
+                     blocks_per_sm=blocks_per_sm, registers=registers, turns=turns)  # fmt: skip
     c, b = (scan.pipe.input(st[X.dtype, CHUNK, dim]) for _ in range(2))
     x = scan.pipe.input(st[X.dtype, CHUNK, CHUNK], count=heads * slices)
     tensors, tiles = [C, Bm, X], [c, b, x]
