@@ -89,6 +89,17 @@ def test_decays(g, reverse):
     check(1, (64, 64), [100], g=g, reverse=reverse)
 
 
+@pytest.mark.parametrize("dim", [256, pytest.param(192, marks=pytest.mark.full)])
+def test_decays_of_many_features(dim):
+    check(1, (dim, 64), [100], g=uniform(-0.1), stages=1, reverse=dim == 192)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_scores_by_warpgroups_in_turn(reverse):
+    check(2, (64, 64), [200, 70, 64], g=uniform(-0.1), gamma=0.2, reverse=reverse, turns=2)
+    check(2, (64, 64), [200], gamma=0.2, reverse=reverse, turns=2)
+
+
 def test_decays_of_heads():
     check(4, (64, 64), [150], gamma=0.9, heads=2)
     check(4, (128, 128), [100], gamma=0.1, g=uniform(-0.1), slices=2)

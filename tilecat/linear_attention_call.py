@@ -203,7 +203,7 @@ class Call:
         count = batch if self.starts is None else max(view(self.starts).shape[0] - 1, 1)
         params = plan(
             q, (*tensors, *rest), check_features(self.name, "K", dim), view(v).shape[3],
-            (count, heads), more=len(dots) // 2, eased=eased,
+            (count, heads), more=len(dots) // 2, eased=eased, gated=self.g is not None,
         )  # fmt: skip
         wanted = {
             "g": self.g is not None, "gamma": self.gamma is not None, "dots": bool(dots),

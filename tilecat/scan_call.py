@@ -28,6 +28,7 @@ FULL = 0.66  # of the SMs: fewer CTAs cannot take all of the memory's rate
 # Registers of the score role and of two warpgroups of the state role: what ptxas 13.5 needs for up
 # to 128 features (docs/design/chunk-scan.md); together with the producer's all there are.
 REGISTERS = (96, 192)
+PAIRED = (80, 136)  # of one of two CTAs of an SM, with up to 64 features
 
 
 def check(
@@ -138,7 +139,7 @@ def check_devices(name: str, arrays: dict[str, Any]) -> None:
 
 def plan(
     like: Any, tensors: tuple[Any, ...], features: int, columns: int, heads: tuple[int, int],
-    *, shared: bool = False, more: int = 0, eased: bool = False,
+    *, shared: bool = False, more: int = 0, eased: bool = False, gated: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
     """Parameters of a kernel: heads and slices of 64 columns of a CTA, stages, registers.
 
@@ -151,13 +152,16 @@ def plan(
         heads: sequences, and heads of each (of a group, where they share features).
         shared: whether heads share features.
         more: further inputs like V.
-        eased: two warpgroups of the state role had too few registers.
+        eased: the state role had too few registers.
+        gated: gates of tokens are loaded.
     """
     sequences, of_each = heads
     blocks, units = -(-columns // CHUNK), sequences * of_each
     enough = FULL * num_sms(view(like).device)
-    count, slices = 1, 1
-    if features <= 128 and not eased and all(reached(x) for x in tensors):
+    count, slices, ctas = 1, 1, 1
+    if features <= 64 and blocks == 1 and gated and not eased and units >= 2 * enough:
+        ctas = 2  # an H200: 0.271 ms, two heads of a CTA 0.298 (B 16, H 16, T 8192, 2026-11)
+    elif features <= 128 and not eased and all(reached(x) for x in tensors):
         if blocks > 1 and units * -(-blocks // 2) >= enough:
             slices = 2
         elif blocks == 1 and of_each % 2 == 0 and units // 2 >= enough:
@@ -166,11 +170,13 @@ def plan(
     stage += (1 + more) * count * slices * TILE_BYTES
     beside = DEPTH * (count + count * slices) * TILE_BYTES + BESIDE
     arch = next(arch for arch in ARCHS if arch.target == DEFAULT_TARGET)
-    room = arch.limit("shared_bytes_per_cta") - beside
+    room = arch.limit("shared_bytes_per_cta") if ctas == 1 else (
+        arch.limit("shared_bytes_per_sm") // ctas - arch.limit("shared_bytes_reserved")
+    )  # fmt: skip
+    registers = PAIRED if ctas > 1 else REGISTERS if count * slices > 1 else (None, None)
     return {
-        "dim": features, "heads": count, "slices": slices,
-        "stages": max(1, min(MAX_STAGES, room // stage)),
-        "registers": REGISTERS if count * slices > 1 else (None, None),
+        "dim": features, "heads": count, "slices": slices, "blocks_per_sm": ctas,
+        "stages": max(1, min(MAX_STAGES, (room - beside) // stage)), "registers": registers,
     }  # fmt: skip
 
 

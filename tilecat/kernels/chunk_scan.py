@@ -38,6 +38,7 @@ LOG2_E = 1 / math.log(2)
 LEAST = -128.0  # of gates, base 2: 2**-128 is 0 in f32, and sums of gates of -inf are numbers
 ROW, COLUMN, PLAIN = (rv[f32, CHUNK, axis] for axis in ("row", "col", "plain"))
 WARPS = 4  # of a warpgroup
+WHOLE = 128  # features that a warpgroup holds as an operand at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,7 +214,9 @@ class ChunkScan:
             start, end: states before and after, f32, sequences x heads x columns of V x F, or None.
             unit: what S is multiplied by to be such a state; None: 1.
         """
-        total = tc.empty(rt[f32, CHUNK, q.kind.cols])
+        features = q.kind.cols
+        width = features if features <= WHOLE else CHUNK if features % WHOLE else WHOLE
+        totals = [tc.empty(rt[f32, CHUNK, width]) for _ in range(features // width)]
         sums, pipe = tc.empty(rt[f32, CHUNK, CHUNK]), self.pipe
 
         @pipe.load
@@ -230,12 +233,13 @@ class ChunkScan:
 
         @self.state.start
         def _(task):
-            if start is None:
-                tc.fill(total, 0.0)
-                return
             head, col = self.place(task, self.state.consumer)
-            state = tc.load(start.at(task.sequence, head, col, 0), total.type)
-            tc.copy(total, state if unit is None else state / unit)
+            for i, total in enumerate(totals):
+                if start is None:
+                    tc.fill(total, 0.0)
+                    continue
+                state = tc.load(start.at(task.sequence, head, col, i * width), total.type)
+                tc.copy(total, state if unit is None else state / unit)
 
         @self.state.compute
         def _(task, step):
@@ -243,14 +247,14 @@ class ChunkScan:
             head = index // self.slices if self.slices > 1 else index
             tiles = [x[head if x.count > 1 else 0] for x in (q, k)]
             place = task, self.at(task, step), index
-            self._chunk(work, place, head, (*tiles, v[index]), (total, sums), out)
+            self._chunk(work, place, head, (*tiles, v[index]), (totals, sums), out)
 
         @self.state.finish
         def _(task):
-            if end is not None:
+            for i, total in enumerate(totals if end is not None else ()):
                 head, col = self.place(task, self.state.consumer)
                 state = total if unit is None else total * unit
-                tc.store(end.at(task.sequence, head, col, 0), state)
+                tc.store(end.at(task.sequence, head, col, i * width), state)
 
         @pipe.store
         def _(task, step):
@@ -286,13 +290,8 @@ class ChunkScan:
         out: Any,
     ) -> None:  # fmt: skip
         """State role: Y and the next S of a chunk."""
-        (q, k, v), (total, y) = tiles, sums
-        before = tc.as_a(total, self.dtype)
-        if self.decayed:  # ahead of all products: ptxas would wait for those under way
-            last = (self.b if self.reverse else self.a)[head].tile.at(CHUNK - 1)
-            tc.mul(total, tc.load(last), out=total)
-        tc.mma_ABt(y, before, q, accumulate=False)
-        made = work.values(*place, before)
+        (q, k, v), (totals, y), parts = tiles, sums, len(sums[0])
+        made = work.values(*place, self._read(totals, q, y, head))
         values = v if made is None else made
         if made is None and (self.decayed or self.packed):
             made = tc.load(v.tile.T)
@@ -306,16 +305,39 @@ class ChunkScan:
             tc.mma_AtBt(y, v, self.p[head])
         else:
             tc.mma_ABt(y, values, self.p[head])
-        if made is None:
-            tc.mma_AtB(total, v, k)
-        else:
-            tc.mma_AB(total, made, k)
-        tc.mma_wait(1)
+        for i, total in enumerate(totals):
+            columns = k if parts == 1 else k.tile.part(i, parts)
+            if made is None:
+                tc.mma_AtB(total, v, columns)
+            else:
+                tc.mma_AB(total, made, columns)
+        tc.mma_wait(parts)
         made = tc.cast(work.result(*place, y), self.dtype)
         tc.store(self.y[place[2]].tile.T, made)
         if self.packed:  # by TMA it would write tokens of the next sequence
             self._store_part(place, made, out)
         tc.mma_wait()
+
+    def _read(self, totals: Any, q: Any, y: Any, head: Any) -> Any:
+        """State role: `S^T Q^T`, perhaps under way, and S times r. Gives S^T as an operand.
+
+        Of many features part after part, for operands of all take too many registers; None then.
+        """
+        factor = self.b if self.reverse else self.a
+        last = tc.load(factor[head].tile.at(CHUNK - 1)) if self.decayed else None
+        if len(totals) == 1:  # S is scaled ahead of the product: ptxas would wait for it
+            before = tc.as_a(totals[0], self.dtype)
+            if last is not None:
+                tc.mul(totals[0], last, out=totals[0])
+            tc.mma_ABt(y, before, q, accumulate=False)
+            return before
+        for i, total in enumerate(totals):
+            part = q.tile.part(i, len(totals))
+            tc.mma_ABt(y, tc.as_a(total, self.dtype), part, accumulate=i > 0)
+            tc.mma_wait()
+        for total in totals if last is not None else ():
+            tc.mul(total, last, out=total)
+        return None
 
     def _store(self, task: Any, at: At, out: Any) -> None:
         """The storing thread: a whole chunk; of packed sequences the last may be none."""

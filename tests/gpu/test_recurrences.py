@@ -1,0 +1,174 @@
+"""Linear recurrences on a GPU against float64: outputs, states, gradients, packed sequences."""
+
+import pytest
+
+pytestmark = pytest.mark.gpu
+
+torch = pytest.importorskip("torch")
+if not torch.cuda.is_available():
+    pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
+
+import tilecat as tc  # noqa: E402
+from tilecat import linear_attention_backward_call, linear_attention_call, ssd_call  # noqa: E402
+from tilecat.kernels.linear_attention import linear_attention as kernel  # noqa: E402
+from tilecat.kernels.ssd import ssd as mamba_kernel  # noqa: E402
+
+LIMIT, STATE_LIMIT, GRAD = 4e-3, 2.5e-3, 4e-3
+BF16 = torch.bfloat16
+
+
+@pytest.fixture(autouse=True)
+def poisoned(monkeypatch):
+    """What the calls allocate is NaN until it is written."""
+    torch.manual_seed(0)
+    for module in (linear_attention_call, linear_attention_backward_call, ssd_call):
+        allocate = module.allocator
+        monkeypatch.setattr(
+            module, "allocator",
+            lambda *args, allocate=allocate: lambda: allocate(*args)().fill_(float("nan")),
+        )  # fmt: skip
+
+
+def normal(*shape, dtype=BF16):
+    return torch.randn(*shape, device="cuda").to(dtype)
+
+
+def close(got, exact, limit):
+    error = (got.double() - exact).norm() / exact.norm()
+    assert error <= limit, float(error)
+
+
+def exact_gla(q, k, v, g, state, scale):
+    """Output and last state, B x T x H x D, in float64; differentiable."""
+    q, k, v, g = (x.transpose(1, 2) for x in (q, k, v, g))
+    sums = g.cumsum(-1)
+    weights = torch.tril(torch.exp((sums[..., :, None] - sums[..., None, :]).clamp(max=0)))
+    out = scale * (((q @ k.mT) * weights) @ v + sums.exp()[..., None] * (q @ state))
+    last = (k * (sums[..., -1:] - sums).exp()[..., None]).mT @ v
+    return out.transpose(1, 2), last + sums[..., -1].exp()[..., None, None] * state
+
+
+def inputs(batch, length, heads, dim, dim_v):
+    q, k = (normal(batch, length, heads, dim) for _ in range(2))
+    g = -0.2 * torch.rand(batch, length, heads, device="cuda")
+    state = normal(batch, heads, dim, dim_v, dtype=torch.float32)
+    return q, k, normal(batch, length, heads, dim_v), g, state
+
+
+SIZES = (
+    (2, 1000, 4, 64, 64), (2, 300, 3, 128, 128), (16, 65, 16, 64, 64), (16, 130, 16, 128, 128),
+    (1, 200, 2, 256, 256), (1, 127, 5, 96, 32), (1, 1, 1, 64, 64), (2, 70, 3, 50, 30),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_outputs_states_and_gradients(size):
+    q, k, v, g, state = inputs(*size)
+    do, d_last = normal(*v.shape), normal(*state.shape, dtype=torch.float32)
+    wide = [x.double().requires_grad_() for x in (q, k, v, g, state)]
+    exact, last = exact_gla(*wide, 0.1)
+    torch.autograd.backward([exact, last], [do.double(), d_last.double()])
+    for _ in range(2):  # the second time by launches at hand
+        got, end = tc.simple_gla(q, k, v, g, scale=0.1, initial_state=state,
+                                 output_final_state=True)  # fmt: skip
+        close(got, exact, LIMIT)
+        close(end, last, STATE_LIMIT)
+        made = tc.simple_gla_backward(do, q, k, v, g, scale=0.1, initial_state=state,
+                                      d_final_state=d_last)  # fmt: skip
+        for mine, other in zip(made, wide, strict=True):
+            close(mine, other.grad, 4 * GRAD if other is wide[3] else GRAD)
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+def test_plain_and_lightning(dim):
+    q, k, v, g, state = inputs(8, 500, 16, dim, dim)
+    none, zero = torch.zeros_like(g).double(), torch.zeros_like(state).double()
+    wide = [x.double() for x in (q, k, v)]
+    close(tc.linear_attention(q, k, v)[0], exact_gla(*wide, none, zero, dim**-0.5)[0], LIMIT)
+    decays = -0.5 * 0.75 * torch.arange(16, device="cuda").double().expand(8, 500, 16)
+    got = tc.lightning_attn(q, k, v, layer_idx=2, num_layers=8)[0]
+    close(got, exact_gla(*wide, decays, zero, dim**-0.5)[0], LIMIT)
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+def test_packed_sequences(dim):
+    lengths = (0, 1, 64, 65, 100, 200, 63)
+    q, k, v, g, _ = inputs(1, sum(lengths), 4, dim, dim)
+    starts = torch.tensor([0, *lengths], device="cuda").cumsum(0).int()
+    state = normal(len(lengths), 4, dim, dim, dtype=torch.float32)
+    got, end = tc.simple_gla(q, k, v, g, initial_state=state, output_final_state=True,
+                             cu_seqlens=starts)  # fmt: skip
+    for i, length in enumerate(lengths):
+        first = sum(lengths[:i])
+        cut = [x[:, first : first + length].double() for x in (q, k, v, g)]
+        if not length:
+            assert torch.equal(end[i], state[i])
+            continue
+        exact, last = exact_gla(*cut, state[i : i + 1].double(), dim**-0.5)
+        close(got[:, first : first + length], exact, LIMIT)
+        close(end[i : i + 1], last, STATE_LIMIT)
+
+
+def mamba_inputs(batch, length, heads, groups, size):
+    x, z = (normal(batch, length, heads, 64) for _ in range(2))
+    b, c = (normal(batch, length, groups, size) for _ in range(2))
+    dt, rest = torch.randn(batch, length, heads, device="cuda") - 2, torch.randn(3, heads).cuda()
+    return x, dt, -torch.exp(rest[0]), b, c, rest[1], z, rest[2]
+
+
+def exact_mamba(x, dt, a, b, c, skip, z, bias):
+    x, dt, a, b, c, skip, z, bias = (y.double() for y in (x, dt, a, b, c, skip, z, bias))
+    steps = torch.nn.functional.softplus(dt + bias)
+    b, c = (y.repeat_interleave(x.shape[2] // y.shape[2], 2) for y in (b, c))
+    state = torch.zeros(x.shape[0], x.shape[2], b.shape[3], 64, device="cuda").double()
+    y, last = exact_gla(c, b, x * steps[..., None], steps * a, state, 1.0)
+    return (y + skip[:, None] * x) * torch.nn.functional.silu(z), last.mT
+
+
+@pytest.mark.parametrize(
+    "size", [(2, 1000, 4, 2, 64), (16, 130, 16, 1, 64), (2, 300, 6, 1, 128), (8, 130, 80, 1, 128),
+             (1, 100, 2, 1, 256), (1, 100, 3, 3, 16)], ids=str,
+)  # fmt: skip
+def test_mamba(size):
+    x, dt, a, b, c, skip, z, bias = given = mamba_inputs(*size)
+    got, end = tc.ssd(x, dt, a, b, c, D=skip, z=z, dt_bias=bias, dt_softplus=True,
+                      return_final_states=True)  # fmt: skip
+    exact, last = exact_mamba(*given)
+    close(got, exact, LIMIT)
+    close(end, last, STATE_LIMIT)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [{"heads": 2, "stages": 3, "registers": (88, 136)}, {"heads": 1, "stages": 4}], ids=str,
+)  # fmt: skip
+def test_scores_by_warpgroups_in_turn(params):
+    x, dt, a, b, c, *_ = mamba_inputs(2, 1000, 4, 1, 64)
+    zero, one = torch.zeros(4, device="cuda"), torch.full_like(x, 30.0)
+    out = torch.full_like(x, float("nan"))
+    arrays = [y.transpose(1, 2) for y in (x, dt, b, c, out)]
+    mamba_kernel(*arrays[:2], a, *arrays[2:], 0.0, 0.0, softplus=True, turns=2, **params)
+    exact, _ = exact_mamba(x, dt, a, b, c, zero, one, zero)
+    close(out, exact / 30, LIMIT)
+    q, k, v, g, state = inputs(2, 1000, 4, 64, 64)
+    out = torch.full_like(v, float("nan"))
+    arrays = [y.transpose(1, 2) for y in (q, k, v, out)]
+    kernel(*arrays, 0.1, g.transpose(1, 2), g=True, turns=2, **params)
+    wide = [y.double() for y in (q, k, v, g)]
+    close(out, exact_gla(*wide, torch.zeros_like(state).double(), 0.1)[0], LIMIT)
+
+
+def test_tokens_one_by_one():
+    q, k, v, g, state = inputs(2, 4, 3, 100, 80)
+    exact, last = exact_gla(*(x.double() for x in (q, k, v, g, state)), 0.1)
+    for t in range(4):
+        got = tc.simple_gla_step(q[:, t], k[:, t], v[:, t], state, g[:, t], scale=0.1)
+        close(got, exact[:, t], LIMIT)
+    close(state, last, 1e-5)
+    x, dt, a, b, c, skip, z, bias = given = mamba_inputs(2, 4, 4, 2, 128)
+    exact, last = exact_mamba(*given)
+    state = torch.zeros(2, 4, 64, 128, device="cuda")
+    for t in range(4):
+        got = tc.ssd_step(x[:, t], dt[:, t], a, b[:, t], c[:, t], state, skip, z[:, t], bias, True)
+        close(got, exact[:, t], LIMIT)
+    close(state, last, 1e-5)
