@@ -100,6 +100,10 @@ def test_scores_by_warpgroups_in_turn(reverse):
     check(2, (64, 64), [200], gamma=0.2, reverse=reverse, turns=2)
 
 
+def test_two_ctas_share_an_sm():
+    check(3, (64, 64), [130], g=uniform(-0.1), blocks_per_sm=2, registers=(80, 136))
+
+
 def test_decays_of_heads():
     check(4, (64, 64), [150], gamma=0.9, heads=2)
     check(4, (128, 128), [100], gamma=0.1, g=uniform(-0.1), slices=2)

@@ -110,7 +110,8 @@ class Budget:
         for demand in self.demands:
             _check(demand, low, high)
         pool = self._pool(self.mover)
-        got = {d.name: d.registers or _rounded(max(d.needs, low)) for d in self.demands}
+        needs = {d.name: min(_rounded(max(d.needs, low)), high) for d in self.demands}
+        got = {d.name: d.registers or needs[d.name] for d in self.demands}
         left = pool - sum(got[d.name] * d.warpgroups for d in self.demands)
         if left < 0:
             shown = ", ".join(

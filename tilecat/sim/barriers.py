@@ -68,11 +68,13 @@ def reset(machine: Machine) -> None:
     )  # fmt: skip
     machine.exit_clocks = [clocks.new() for _ in range(machine.ctas)]
     directives = machine.program.module.directives
+    # .minnctapersm (11.4.4): so many CTAs fit on an SM, each with its share of the registers.
+    room = _REGISTERS_A_CTA // directives.get("minnctapersm", (1,))[0]
     start = directives.get("maxnreg", (0,))[0] or min(
-        _REGISTERS_A_CTA // machine.block // 8 * 8, _MAX_REGISTERS
+        room // machine.block // 8 * 8, _MAX_REGISTERS
     )
     machine.warp_registers = np.full(machine.num_threads // 32, start)
-    machine.free_registers = [_REGISTERS_A_CTA - start * machine.block] * machine.ctas
+    machine.free_registers = [room - start * machine.block] * machine.ctas
     machine.register_waiters = []
 
 
