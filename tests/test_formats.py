@@ -11,11 +11,11 @@ from scaled_cases import chunks
 
 import tilecat as tc
 from tilecat import e4m3, e5m2, formats
-from tilecat.dtypes import e2m1, e8m0
+from tilecat.dtypes import e2m1, e2m3, e3m2, e8m0
 from tilecat.errors import DTypeError, LayoutError
 
-MOST = {e4m3: 448.0, e5m2: 57344.0, e2m1: 6.0}
-TOP_EXPONENT = {e4m3: 8, e5m2: 15, e2m1: 2}
+MOST = {e4m3: 448.0, e5m2: 57344.0, e2m3: 7.5, e3m2: 28.0, e2m1: 6.0}
+TOP_EXPONENT = {e4m3: 8, e5m2: 15, e2m3: 2, e3m2: 4, e2m1: 2}
 
 
 def inputs(rows: int = 60, depth: int = 128) -> np.ndarray:
@@ -40,7 +40,7 @@ def nearest_even(x: float, values: np.ndarray) -> float:
 
 def values_of(dtype: Any) -> np.ndarray:
     """All finite non-negative values, by code."""
-    count = {e4m3: 127, e5m2: 124, e2m1: 8}[dtype]
+    count = {e4m3: 127, e5m2: 124, e2m3: 32, e3m2: 32, e2m1: 8}[dtype]
     return np.arange(count, dtype=np.uint8).view(dtype.numpy).astype(np.float64)
 
 
@@ -52,7 +52,7 @@ def elements(q: np.ndarray, dtype: Any) -> np.ndarray:
     return codes.view(ml_dtypes.float4_e2m1fn).astype(np.float64)
 
 
-@pytest.mark.parametrize("dtype", [e4m3, e5m2, e2m1], ids=str)
+@pytest.mark.parametrize("dtype", [e4m3, e5m2, e2m3, e3m2, e2m1], ids=str)
 def test_mx_is_the_definition(dtype: Any):
     x = inputs()
     q, scales = formats.quantize_mx(x, dtype)
@@ -79,7 +79,7 @@ def test_mx_is_the_definition(dtype: Any):
 def test_mx_of_ml_dtypes_values_is_exact():
     """What the format holds comes back as it was."""
     rng = np.random.default_rng(1)
-    for dtype in (e4m3, e5m2, e2m1):
+    for dtype in (e4m3, e5m2, e2m3, e3m2, e2m1):
         table = values_of(dtype)
         x = rng.choice(table, (8, 64)) * rng.choice([-1.0, 1.0], (8, 64))
         x[:, ::32] = table[-1]
@@ -198,7 +198,7 @@ def test_torch_tensors_are_quantised_as_arrays_are():
         (lambda: formats.dequantize_nvfp4(np.zeros((2, 8), np.uint8), np.zeros((2, 1), np.uint8)),
          DTypeError, "dequantize_nvfp4: scales are e4m3, got uint8"),
         (lambda: formats.dequantize_mx(np.zeros((2, 32), np.float32), np.zeros((2, 1), np.uint8)),
-         DTypeError, "dequantize_mx: elements are e4m3, e5m2 or u8, two e2m1, got float32"),
+         DTypeError, "elements are e4m3, e5m2, e2m3, e3m2 or u8, two e2m1, got float32"),
         (lambda: formats.pack_scales(np.zeros((2, 1), np.float32)), DTypeError,
          "pack_scales: scales are e8m0, e4m3 or u8, got float32"),
         (lambda: formats.pack_scales(np.zeros(4, np.uint8)), LayoutError,
@@ -212,3 +212,19 @@ def test_torch_tensors_are_quantised_as_arrays_are():
 def test_what_does_not_fit_is_said(call: Any, kind: Any, text: str):
     with pytest.raises(kind, match=text):
         call()
+
+
+@pytest.mark.parametrize("dtype", [e2m3, e3m2], ids=str)
+def test_six_bits_are_exact_in_e4m3(dtype: Any):
+    codes = np.arange(64, dtype=np.uint8)
+    want = codes.view(dtype.numpy).astype(np.float64)
+    for q, given in ((codes.view(dtype.numpy), None), (codes, dtype)):
+        wide = formats.as_e4m3(q, given)
+        assert wide.dtype == e4m3.numpy
+        np.testing.assert_array_equal(wide.astype(np.float64), want)
+        one = np.full((2, 1), 127, np.uint8)
+        np.testing.assert_array_equal(
+            formats.dequantize_mx(q.reshape(2, 32), one, given), want.reshape(2, 32)
+        )
+    with pytest.raises(DTypeError, match="as_e4m3: elements are e2m3 or e3m2, or their codes"):
+        formats.as_e4m3(codes)

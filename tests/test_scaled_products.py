@@ -216,3 +216,25 @@ def test_4_bit_operands_are_bytes():
         tc.matmul_nvfp4(ZEROS["u8"], ZEROS["e4m3"], None, None)
     with pytest.raises(DTypeError, match="scale_a is e4m3, got u8"):
         tc.matmul_nvfp4(ZEROS["u8"], ZEROS["u8"].T, np.zeros((64, 8), np.uint8), None)
+
+
+@pytest.mark.parametrize(
+    "target", [None, "sm_100a", pytest.param("sm_107a", marks=pytest.mark.full)]
+)
+def test_six_bits_are_multiplied_as_what_they_are(target: Any):
+    e2m3, e3m2 = tc.dtypes.e2m3, tc.dtypes.e3m2
+    rng = np.random.default_rng(6)
+    for of_a, of_b in ((e2m3, e3m2), (e3m2, e3m2), (e2m3, e4m3)):
+        x = rng.standard_normal((130, 96)).astype(np.float32)
+        w = rng.standard_normal((72, 96)).astype(np.float32)
+        (a, sa), (b, sb) = formats.quantize_mx(x, of_a), formats.quantize_mx(w, of_b)
+        wide = [formats.dequantize_mx(q, s).astype(np.float64) for q, s in ((a, sa), (b, sb))]
+        c = tc.matmul_mxfp6(a, b.T, sa, sb.T, out_dtype="f32", target=target)
+        check(c, *wide)
+        codes = a.view(np.uint8)
+        again = tc.matmul_mxfp6(
+            codes, b.T, sa, sb.T, dtype_a=of_a, out_dtype="f32", target=target
+        )
+        np.testing.assert_array_equal(again, c)
+    with pytest.raises(DTypeError, match="as_e4m3: elements are e2m3 or e3m2"):
+        tc.matmul_mxfp6(codes, b.T, sa, sb.T, target=target)

@@ -206,7 +206,7 @@ from .norm_call import layer_norm_fn
 from .operators import grouped_matmul, matmul
 from .recurrence_step_call import lightning_attn_step, simple_gla_step, ssd_step
 from .rotary_call import apply_rotary, apply_rotary_qk
-from .scaled_operators import matmul_mxfp4, matmul_mxfp8, matmul_nvfp4
+from .scaled_operators import matmul_mxfp4, matmul_mxfp6, matmul_mxfp8, matmul_nvfp4
 from .ssd_call import ssd
 
 __version__ = "0.1.0"
@@ -336,6 +336,7 @@ __all__ = [
     "mask_rows",
     "matmul",
     "matmul_mxfp4",
+    "matmul_mxfp6",
     "matmul_mxfp8",
     "matmul_nvfp4",
     "max_to_peer",

@@ -1,12 +1,12 @@
-"""Formats with a scale for each few elements: MXFP8, MXFP4 and NVFP4 of NumPy arrays and tensors.
+"""Formats with a scale for each few elements: MXFP8, MXFP6, MXFP4, NVFP4 of arrays and tensors.
 
     q, s = tc.formats.quantize_mx(x, tc.e4m3)        # MXFP8: an e8m0 scale for each 32 columns
     y = tc.formats.dequantize_mx(q, s)
     q, s, t = tc.formats.quantize_nvfp4(x)           # an e4m3 scale for each 16, an f32 one for all
 
 Blocks lie along the last axis. 4-bit elements are u8, two a byte, the first in the low half, as in
-`torch.float4_e2m1fn_x2`. Inside kernels `tc.quantize_mx` and `tc.quantize_nvfp4` do the same to
-register tiles.
+`torch.float4_e2m1fn_x2`; 6-bit elements are a byte each, of NumPy arrays ml_dtypes' own types.
+Inside kernels `tc.quantize_mx` and `tc.quantize_nvfp4` do the same to register tiles.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from .dtypes import DType, e2m1, e4m3, e5m2, e8m0
+from .dtypes import DType, e2m1, e2m3, e3m2, e4m3, e5m2, e8m0
 from .errors import DTypeError, LayoutError
 from .tiles import SCALE_CHUNK_BYTES, SCALE_ROWS, SCALE_WORD
 
 MX_BLOCK, NVFP4_BLOCK = 32, 16
 # Of the largest value of each element type (OCP Microscaling Formats 1.0, section 5.3).
-LARGEST_EXPONENT = {"e4m3": 8, "e5m2": 15, "e2m1": 2}
+LARGEST_EXPONENT = {"e4m3": 8, "e5m2": 15, "e2m3": 2, "e3m2": 4, "e2m1": 2}
+SIX_BITS = (e2m3, e3m2)
+_BIAS = {"e2m3": 1, "e3m2": 3}
 # Between two neighbours among 0, 0.5, 1, 1.5, 2, 3, 4, 6; halves go to the even code.
 _MIDDLES = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
 _SCALE_NAN, _F32_NAN, _F32_LEAST_E8M0 = 255, 0x7FC00000, 0x00400000  # 2**-127 is subnormal in f32
@@ -34,7 +36,7 @@ _MANTISSA_BITS = 23
 class _NumPy:
     """What differs between the libraries: NumPy's."""
 
-    amax, where, signbit, clip = np.amax, np.where, np.signbit, np.clip
+    amax, where, signbit, clip, round = np.amax, np.where, np.signbit, np.clip, np.rint
     int32: Any = np.int32
     float32: Any = np.float32
     uint8: Any = np.uint8
@@ -63,12 +65,12 @@ class _Torch:
     def __init__(self, torch: Any):
         self.torch = torch
         self.amax, self.where, self.signbit = torch.amax, torch.where, torch.signbit
-        self.clip = torch.clip
+        self.clip, self.round = torch.clip, torch.round
         self.int32, self.float32, self.uint8 = torch.int32, torch.float32, torch.uint8
         self.uint64 = torch.uint64
 
     def dtype(self, dtype: DType) -> Any:
-        return getattr(self.torch, dtype.torch)
+        return getattr(self.torch, dtype.torch) if dtype.torch else self.torch.uint8
 
     @staticmethod
     def cast(x: Any, dtype: Any) -> Any:
@@ -119,10 +121,11 @@ def quantize_mx(x: Any, dtype: DType = e4m3) -> tuple[Any, Any]:
 
     Args:
         x: floats [..., K], K a multiple of 32; a NumPy array or a torch tensor.
-        dtype: e4m3 or e5m2 (MXFP8), or e2m1 (MXFP4).
+        dtype: e4m3 or e5m2 (MXFP8), e2m3 or e3m2 (MXFP6), or e2m1 (MXFP4).
 
     Returns:
-        q: [..., K] of the dtype, or u8 [..., K / 2] of e2m1; scales: e8m0 [..., K / 32].
+        q: [..., K] of the dtype (of 6 bits in torch u8, a code each), or u8 [..., K / 2] of e2m1;
+            scales: e8m0 [..., K / 32].
 
     Raises:
         DTypeError: another dtype, or another kind of array.
@@ -151,6 +154,8 @@ def _power(lib: Any, code: Any) -> Any:
 
 def _narrow(lib: Any, x: Any, dtype: DType) -> Any:
     """f32 rounded to nearest even, saturated; e2m1 packed."""
+    if dtype in SIX_BITS:
+        return _six_bits(lib, x, dtype)
     if dtype != e2m1:
         most = float(dtype.max_value)
         return lib.cast(lib.clip(x, -most, most), lib.dtype(dtype))
@@ -162,8 +167,33 @@ def _narrow(lib: Any, x: Any, dtype: DType) -> Any:
     return code[..., 0::2] | code[..., 1::2] << 4
 
 
+def _six_bits(lib: Any, x: Any, dtype: DType) -> Any:
+    """Codes of f32: in units of the last place, which grow with the exponent field."""
+    least = 1 - _BIAS[dtype.name]  # exponent of the least normal value, and of those below it
+    size = lib.clip(lib.where(x == x, abs(x), 0), 0, float(dtype.max_value))
+    size = lib.cast(size, lib.float32)
+    exponent = lib.clip((size.view(lib.int32) >> _MANTISSA_BITS) - 127, least, 127)
+    exponent = lib.cast(exponent, lib.int32)
+    units = lib.round(size * _power(lib, 127 + dtype.mantissa_bits - exponent))
+    code = lib.cast(units, lib.int32) + (exponent - least << dtype.mantissa_bits)
+    signed = code | lib.cast(lib.signbit(x), lib.int32) << 5
+    return lib.cast(signed, lib.uint8).view(lib.dtype(dtype))
+
+
+def _wide_six(lib: Any, q: Any, dtype: DType) -> Any:
+    """f32 of 6-bit codes, exact."""
+    code, bits = lib.cast(q.view(lib.uint8), lib.int32), dtype.mantissa_bits
+    field, units = code >> bits & (1 << 5 - bits) - 1, code & (1 << bits) - 1
+    units = lib.cast(lib.where(field == 0, units, units + (1 << bits)), lib.float32)
+    exponent = lib.cast(lib.where(field == 0, 1, field), lib.int32) - _BIAS[dtype.name]
+    size = units * _power(lib, exponent - bits + 127)
+    return lib.where((code & 32) > 0, -size, size)
+
+
 def _wide(lib: Any, q: Any, dtype: DType) -> Any:
     """f32 values [..., K] of elements; of packed e2m1 twice the columns."""
+    if dtype in SIX_BITS:
+        return _wide_six(lib, q, dtype)
     if dtype != e2m1:
         return lib.cast(q, lib.float32)
     pairs = lib.cast(q.view(lib.uint8), lib.int32)
@@ -181,7 +211,8 @@ def dequantize_mx(q: Any, scales: Any, dtype: DType | None = None) -> Any:
     """F32 `q * scale`, block by block: `quantize_mx` backwards.
 
     Args:
-        q: [..., K] of e4m3 or e5m2, or u8 (or torch's packed type) [..., K / 2] of e2m1.
+        q: [..., K] of e4m3, e5m2, e2m3 or e3m2, or u8 (or torch's packed type) [..., K / 2] of
+            e2m1; 6-bit codes may be u8 [..., K].
         scales: e8m0, or its codes as u8, [..., K / 32].
         dtype: of the elements; None: that of q, e2m1 for u8.
 
@@ -210,11 +241,11 @@ def _elements(
     Raises:
         LayoutError: they do not.
     """
-    if dtype is None:
-        eight = next((d for d in (e4m3, e5m2) if q.dtype == lib.dtype(d)), None)
-        dtype = e2m1 if eight is None else eight
+    dtype = dtype or own_dtype(lib, q) or e2m1
     if q.dtype.itemsize != 1:
-        raise DTypeError(f"{name}: elements are e4m3, e5m2 or u8, two e2m1, got {q.dtype}")
+        raise DTypeError(
+            f"{name}: elements are e4m3, e5m2, e2m3, e3m2 or u8, two e2m1, got {q.dtype}"
+        )
     wide = _wide(lib, q, dtype)
     wanted = (*wide.shape[:-1], wide.shape[-1] // block)
     if tuple(scales.shape) != wanted or wide.shape[-1] % block:
@@ -223,6 +254,37 @@ def _elements(
             f"scales of shape {tuple(scales.shape)}"
         )
     return wide.reshape(*wanted, block)
+
+
+def own_dtype(lib: Any, q: Any) -> DType | None:
+    """The dtype that an array of bytes says by itself; None of u8."""
+    known = (d for d in (e4m3, e5m2, *SIX_BITS) if lib.dtype(d) != lib.uint8)
+    return next((d for d in known if q.dtype == lib.dtype(d)), None)
+
+
+def as_e4m3(q: Any, dtype: DType | None = None) -> Any:
+    """Elements of 6 bits as e4m3, which has all values of e2m3 and of e3m2: exact.
+
+    Args:
+        q: e2m3 or e3m2, or their codes as u8, of any shape; elements of 8 bits stay as they are.
+        dtype: of codes: e2m3 or e3m2; None: q's own.
+
+    Raises:
+        DTypeError: u8 without a dtype, or another type.
+    """
+    lib = _library("as_e4m3", q)
+    kind = own_dtype(lib, q)
+    if kind is None and q.dtype == lib.uint8:
+        kind = dtype
+    if kind in (e4m3, e5m2):
+        return q
+    if kind not in SIX_BITS:
+        raise DTypeError(
+            f"as_e4m3: elements are e2m3 or e3m2, or their codes as u8 with a dtype, got {q.dtype} "
+            f"and dtype={dtype}",
+            hint="tc.formats.quantize_mx(x, tc.dtypes.e2m3)",
+        )
+    return lib.cast(_wide_six(lib, q, kind), lib.dtype(e4m3))
 
 
 def quantize_nvfp4(x: Any, tensor_scale: Any = None) -> tuple[Any, Any, Any]:
@@ -352,6 +414,6 @@ def scale_words(packed: Any) -> Any:
 
 
 __all__ = [
-    "dequantize_mx", "dequantize_nvfp4", "pack_scales", "quantize_mx", "quantize_nvfp4",
+    "as_e4m3", "dequantize_mx", "dequantize_nvfp4", "pack_scales", "quantize_mx", "quantize_nvfp4",
     "scale_words", "unpack_scales",
 ]  # fmt: skip

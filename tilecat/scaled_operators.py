@@ -1,4 +1,4 @@
-"""Products of operands with scales: MXFP8, MXFP4, NVFP4, on every target.
+"""Products of operands with scales: MXFP8, MXFP6, MXFP4, NVFP4, on every target.
 
 Where the tensor cores apply scales (sm_100a, sm_103a, sm_107a) the scales are packed in their order
 and the kernels of `kernels/gemm_scaled.py` multiply. Elsewhere a kernel dequantises operands to
@@ -67,6 +67,34 @@ def matmul_mxfp8(
     """
     options = Options(out_dtype, alpha, beta, (None, None), None, epilogue)
     return _product("mxfp8", (a, b), (scale_a, scale_b), out, options, target, params)
+
+
+def matmul_mxfp6(
+    a: Any, b: Any, scale_a: Any, scale_b: Any, out: Any = None, *, dtype_a: Any = None,
+    dtype_b: Any = None, out_dtype: Any = None, alpha: Any = 1.0, beta: Any = 0.0,
+    epilogue: Any = (), target: str | None = None, **params: Any,
+) -> Any:  # fmt: skip
+    """The product of MXFP6 operands: `matmul_mxfp8` of e2m3 and e3m2, one a byte.
+
+    The elements become e4m3, which has all their values, so nothing is rounded, and the tensor
+    core multiplies as fast as 6-bit elements (one rate for all of kind::mxf8f6f4).
+
+    Args:
+        a: [..., M, K], e2m3 or e3m2 (ml_dtypes' types), or their codes as u8, as
+            `tc.formats.quantize_mx(x, tc.dtypes.e2m3)` makes them; e4m3 and e5m2 too.
+        b: the same [..., K, N].
+        scale_a: as for `matmul_mxfp8`.
+        scale_b: as for `matmul_mxfp8`.
+        dtype_a: of u8 codes: `tc.dtypes.e2m3` or `tc.dtypes.e3m2`.
+        dtype_b: the same for b.
+
+    All else, and errors, as for `matmul_mxfp8`.
+
+    Example: `y = tc.matmul_mxfp6(xq, wq.T, xs, ws.T, target="sm_100a")`
+    """
+    options = Options(out_dtype, alpha, beta, (None, None), None, epilogue)
+    pair = formats.as_e4m3(a, dtype_a), formats.as_e4m3(b, dtype_b)
+    return _product("mxfp8", pair, (scale_a, scale_b), out, options, target, params)
 
 
 def matmul_mxfp4(

@@ -16,6 +16,12 @@ z = tc.matmul_mxfp8(xq, wq.T, xs, ws.T, target="sm_100a")    # tcgen05.mma, on t
 u = tc.matmul_mxfp4(xq, wq.T, xs, ws.T, target="sm_107a")
 back = tc.formats.dequantize_mx(wq, ws)
 """
+MXFP6 = """
+x, w = np.full((70, 64), 1.25, np.float32), np.full((40, 64), 0.5, np.float32)
+(xq, xs), (wq, ws) = (tc.formats.quantize_mx(m, tc.dtypes.e2m3) for m in (x, w))
+y = tc.matmul_mxfp6(xq, wq.T, xs, ws.T, target="sm_100a")
+eight = tc.formats.as_e4m3(xq)
+"""
 NVFP4 = """
 x, w = np.ones((70, 64), np.float32), np.full((40, 64), 0.5, np.float32)
 (xq, xs, xt), (wq, ws, wt) = tc.formats.quantize_nvfp4(x), tc.formats.quantize_nvfp4(w)
@@ -30,7 +36,7 @@ back = tc.formats.unpack_scales(packed, 200, 2)
 """
 FORMATS = Family(
     "formats",
-    "Quantised matrices: MXFP8, MXFP4, NVFP4",
+    "Quantised matrices: MXFP8, MXFP6, MXFP4, NVFP4",
     """
 `tc.formats` quantises NumPy arrays and torch tensors, with a scale for each few elements of the
 last axis, and packs scales in the order in which the tensor cores take them. Products of such
@@ -38,11 +44,13 @@ matrices run on every target: on sm_100a, sm_103a and sm_107a by the instruction
 (these texts are assembled, and run on the PTX machine; no such chip was at hand), on Hopper
 dequantised to bf16 by a kernel, and multiplied as `tc.matmul` does.
 """,
-    ("matmul_mxfp8", "matmul_mxfp4", "matmul_nvfp4", "formats",
+    ("matmul_mxfp8", "matmul_mxfp6", "matmul_mxfp4", "matmul_nvfp4", "formats",
      *(f"formats.{name}" for name in formats.__all__)),
     (
         E("matmul_mxfp8 matmul_mxfp4 formats.quantize_mx formats.dequantize_mx", MX,
           ("(y == 32).all() and (z == 32).all() and (u == 32).all()", "(back == w).all()")),
+        E("matmul_mxfp6 formats.as_e4m3", MXFP6,
+          ("(y == 40).all()", "(eight.astype(float) == xq.astype(float)).all()")),
         E("matmul_nvfp4 formats.quantize_nvfp4 formats.dequantize_nvfp4", NVFP4,
           ("np.allclose(y, 32, rtol=2**-7)", "np.allclose(back, w)")),
         E("formats formats.pack_scales formats.unpack_scales formats.scale_words", PACKED,
