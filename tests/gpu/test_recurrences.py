@@ -75,8 +75,8 @@ def test_outputs_states_and_gradients(size):
         close(end, last, STATE_LIMIT)
         made = tc.simple_gla_backward(do, q, k, v, g, scale=0.1, initial_state=state,
                                       d_final_state=d_last)  # fmt: skip
-        for mine, other in zip(made, wide, strict=True):
-            close(mine, other.grad, 4 * GRAD if other is wide[3] else GRAD)
+        for mine, other in zip(made, wide, strict=True):  # dg: sums of q dq - k dk, which cancel
+            close(mine, other.grad, 8 * GRAD if other is wide[3] else GRAD)
 
 
 @pytest.mark.parametrize("dim", [64, 128])
