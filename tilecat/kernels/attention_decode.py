@@ -162,7 +162,7 @@ class Consumer:
             tc.fill(place, start)
         if whole and self.mods.sinks:
             heads = tc.select(self.real, self.rows.head(task, self.member), -1)
-            self.sink = sinks_of(self.mods, heads, ROWS)
+            self.sink = sinks_of(self.mods, heads, rv[f32, ROWS])
             tc.copy(self.m, tc.maximum(self.sink, LOWEST))
         low, end = sight.whole(0, self.rows.queries)
         inner = clamp(task.behind - end, 1, steps) if sight.edges.right else 1
@@ -291,11 +291,12 @@ class Parts:
                 o = tc.zeros(rt[f32, 16, self.width_of_warp, "row", RUN])
                 index = tc.row_index(o) + (first + row)
                 query, member = rows.of(index)
-                real, m, total = index < rows.count, tc.full(rv[f32, 16], LOWEST), None
+                kind = tc.vector_type(o, "row")
+                real, m, total = index < rows.count, tc.full(kind, LOWEST), tc.zeros(kind)
                 if self.mods.sinks:
-                    sink = sinks_of(self.mods, tc.select(real, rows.head(task, member), -1), 16)
+                    sink = sinks_of(self.mods, tc.select(real, rows.head(task, member), -1), kind)
                     tc.maximum(m, sink, out=m)
-                total = tc.exp2(sink - m) if self.mods.sinks else tc.zeros(rv[f32, 16])
+                    tc.exp2(sink - m, out=total)
                 for split in tc.range(0, self.splits, TOGETHER):
                     self.add((o, m, total), mine, split * self.tall + row, part)
                 share = tc.select(total == 0.0, 0.0, tc.rcp(total))
@@ -324,9 +325,9 @@ class Parts:
             tc.fma(value, weight, o, out=o)
 
 
-def sinks_of(mods, heads, count):
+def sinks_of(mods, heads, kind):
     """The sinks of rows as exponents of two; of no row 0."""
-    return tc.load(mods.sinks[0][heads], rv[f32, count]) * LOG2_E
+    return tc.load(mods.sinks[0][heads], kind) * LOG2_E
 
 
 @tc.kernel
