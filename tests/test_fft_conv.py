@@ -7,6 +7,14 @@ import pytest
 
 import tilecat as tc
 from tilecat import bf16, f16
+from tilecat.binding import bind
+from tilecat.check import shared_accesses
+from tilecat.fft_conv_call import params_of
+from tilecat.fft_plans import plan_of
+from tilecat.fft_spectra import spectrum_of, tables_of
+from tilecat.kernels.fft_conv import fft_conv_64
+from tilecat.kernels.fft_conv_short import fft_conv_32
+from tilecat.runtime.arrays import view
 
 RNG = np.random.default_rng
 # Relative RMS errors of 1.5 times those of NumPy's arithmetic rounded as the kernels' is: of that
@@ -176,10 +184,29 @@ def test_gates_of_zero_and_of_short_lengths():
 
 def test_strided_inputs_and_nothing_at_all():
     u, k = numbers(2, 4, 1024, 5, f16)
-    for given in (u[:, ::2], np.asfortranarray(u[:, :2]), u[:, :2, ::-1]):
+    repeated = np.broadcast_to(u[:, :1], u[:, :2].shape)
+    turned, moved = u[:, :2, ::-1], u[:, :2, 1:993]
+    for given in (u[:, ::2], np.asfortranarray(u[:, :2]), turned, moved, repeated):
+        y = tc.fft_conv(given, k[:2], out_gate=given)
+        assert error(y, exact(given, k[:2], True, None, given)) < LIMITS["f16"]
         assert error(tc.fft_conv(given, k[:2]), exact(given, k[:2], True)) < LIMITS["f16"]
     assert tc.fft_conv(u[:0], k).shape == (0, 4, 1024)
     assert tc.fft_conv(u[:, :0], k[:0]).shape == (2, 0, 1024)
+
+
+@pytest.mark.parametrize("length", [1024, 2048, 4096])
+@pytest.mark.parametrize("causal", [True, False])
+def test_no_access_of_threads_has_a_bank_conflict(causal, length):
+    u, k = numbers(1, 2, length, length)
+    plan = plan_of("fft_conv", length, causal)
+    rows = u.reshape(1, 2, plan.rows, plan.cols)
+    args = [rows, spectrum_of(plan, k, u, "f16"), *tables_of(plan, u, "f16"), rows.copy()]
+    params = {"causal": causal, "in_gate": True, "out_gate": True}
+    params |= params_of(plan, in_gate=True, out_gate=True)
+    kernel = fft_conv_64 if length == 4096 else fft_conv_32
+    bound = bind(kernel.signature, [view(x) for x in (*args, rows, rows)], params)
+    accesses = shared_accesses(kernel.specialize(bound.specialization, "sm_90a").kernel)
+    assert len(accesses) > 9 and {access.ways for access in accesses} == {1.0}
 
 
 U, K = np.zeros((2, 3, 1024), np.float16), np.zeros((3, 64), np.float32)

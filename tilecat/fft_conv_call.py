@@ -10,7 +10,7 @@ from .fft_spectra import spectrum_of, tables_of
 from .kernels.fft_conv import SIDE, fft_conv_64
 from .kernels.fft_conv_long import fft_gather, fft_spread
 from .kernels.fft_conv_short import fft_conv_32
-from .runtime.arrays import ArrayView, empty, view
+from .runtime.arrays import ArrayView, empty, tma_ok, view
 
 HALVES = ("bf16", "f16")
 FILTERS = ("f32", "bf16", "f16")
@@ -29,8 +29,8 @@ def fft_conv(
 
     Args:
         u: B x C x L, bf16 or f16; L at most 32768. Circular lengths that are no plan's (1024, 2048,
-            4096, 8192, 16384, 32768) are at most 16384. Lengths that are no multiple of 64 (32 up
-            to 1024) are copied.
+            4096, 8192, 16384, 32768) are at most 16384. Up to 4096 lengths that are no multiple of
+            64 (32 up to 1024) are copied, and arrays that TMA cannot reach (of no whole 16 bytes).
         k: C x Lk, f32, bf16 or f16; Lk from 1 to L.
         causal: linear, the first L elements; else circular of length L.
         in_gate, out_gate: B x C x L of u's dtype, or None: what u and the result are multiplied by.
@@ -167,10 +167,10 @@ def params_of(plan: Plan, *, in_gate: bool, out_gate: bool) -> dict[str, Any]:
 
 
 def rows_of(x: Any, shape: tuple[int, ...]) -> Any:
-    """Sequences as matrices of rows: a view, or a copy with zeros behind them."""
+    """Sequences as matrices of rows: a view, or a copy with zeros behind them that TMA reaches."""
     array = view(x)
     batch, channels, rows, cols = shape
-    if array.shape[2] == rows * cols:
+    if array.shape[2] == rows * cols and tma_ok(array, (2, 1, 0)) is None:
         return x.reshape(shape)
     whole = empty(x, (batch, channels, rows * cols), array.dtype)
     whole[..., : array.shape[2]] = x
