@@ -34,7 +34,7 @@ or plain, without copies.
         E("register_order from_register_order", """
 room = tc.shared(sv[f32, 4096])
 tc.store(room, tc.register_order(x))
-y = tc.from_register_order(tc.load(room, rv[f32, 4096, "plain"]), rt[f32, 64, 64])
+y = tc.from_register_order(tc.load(room, rv[f32, 4096, "plain", 4]), rt[f32, 64, 64])
 """.strip(), "np.array_equal(Y, X)"),
         E("hasnan", "y = tc.full(rt[f32, 64, 64], tc.select(tc.hasnan(x), 1.0, 0.0))",
           "not Y.any()"),

@@ -14,12 +14,13 @@ from tilecat.dtypes import by_name
 
 
 def fragment(rows: int, cols: int) -> np.ndarray:
-    """Element of a row-major 32-bit tile that value i * 128 + t of its register order is.
+    """Element of a row-major 32-bit tile that value 4 (i * 128 + t) + j of its register order is.
 
     PTX ISA 9.7.15.5.1.1, the accumulator of wgmma: warp w holds rows 16 w to 16 w + 15 of each 64;
     lane l rows l / 4 and l / 4 + 8, columns 2 (l % 4) and the next one, of every 8.
     """
-    thread, register = np.meshgrid(np.arange(128), np.arange(rows * cols // 128))
+    four, thread, one = np.indices((rows * cols // 512, 128, 4))
+    register = 4 * four + one
     warp, lane = thread // 32, thread % 32
     block, inside = register // (cols // 2), register % (cols // 2)
     row = 64 * block + 16 * warp + lane // 4 + 8 * (inside // 2 % 2)
@@ -38,7 +39,7 @@ def through(dtype: str, rows: int, cols: int, space: str, order: str, scope: str
         with tc.warpgroup(), tc.warps() if scope == "warp" else nullcontext():
             at = tc.warp_id() if scope == "warp" else 0
             rooms = tc.shared(sv[words, length], warps) if space == "shared" else None
-            plain = rv[words, length, "plain"]
+            plain = rv[words, length, "plain", 4]
             room = G[at, 0] if rooms is None else rooms[at]
             tc.store(room, tc.register_order(tc.load(X[at, 0], of)))
             tc.sync()

@@ -190,8 +190,8 @@ RULES = (
     Rule(lambda k: tc.register_order(tc.full(rv[f32, 64], 0.0)), LayoutError,
          "register_order: wanted a register tile of memory's dtypes, got rv[f32, 64]"),
     Rule(lambda k: tc.from_register_order(tc.full(rv[f32, 64, "plain"], 0.0), TILE), LayoutError,
-         "from_register_order: rt[f32, 64, 64] is made of rv[f32, 4096, plain], "
-         "got rv[f32, 64, plain]", 'tc.load(place, tc.rv[tc.f32, 4096, "plain"])'),
+         "from_register_order: rt[f32, 64, 64] is made of rv[f32, 4096, plain, 4], "
+         "got rv[f32, 64, plain]", 'tc.load(place, tc.rv[tc.f32, 4096, "plain", 4])'),
     # atomics
     Rule(lambda k: tc.atomic_min(k.A[0, 0], tc.full(TILE, 0.0)), DTypeError,
          "atomic_min: combines s32, u32, got rt[f32, 64, 64]"),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..arch import Arch
 from ..errors import ResourceError
-from ..ir import Block, Kernel, Op, Value
+from ..ir import Block, Kernel, Value
 from ..ops.control import RoleSection
 from ..ops.memory import WARPGROUP_THREADS, AllocScratch, AllocShared
 from ..ops.mma import Mma
@@ -111,8 +111,8 @@ def _largest_depth(kernel: Kernel, allocs: list[AllocShared], total: int, limit:
 def check_registers(kernel: Kernel, arch: Arch) -> None:
     """Refuses roles whose live register tiles alone exceed their budget.
 
-    An estimate from below: accumulators and A fragments of each role, which must all live across
-    the mma. ptxas has the last word, and a spill there is an error too.
+    An estimate from below: what one mma of a role has in registers, beside the accumulators that
+    others add to. ptxas has the last word, and a spill there is an error too.
 
     Raises:
         ResourceError: with the tiles and the budget.
@@ -121,7 +121,7 @@ def check_registers(kernel: Kernel, arch: Arch) -> None:
         if not isinstance(op, RoleSection):
             continue
         tiles = _mma_tiles(op.body)
-        need = sum(v.type.registers for v in tiles if isinstance(v.type, RegTileType))
+        need = sum(map(_registers, tiles))
         budget = op.registers or arch.limit("registers_per_thread")
         budget = min(budget, arch.limit("registers_per_thread"))
         if need > budget:
@@ -135,11 +135,21 @@ def check_registers(kernel: Kernel, arch: Arch) -> None:
 
 
 def _mma_tiles(block: Block) -> list[Value]:
-    found: dict[int, Value] = {}
-    ops: list[Op] = [op for op in block.walk() if isinstance(op, Mma)]
-    for op in ops:
-        for value in op.operands():
-            if isinstance(value.type, RegTileType):
-                tile = storage(value)[0]
-                found[id(tile)] = tile
-    return list(found.values())
+    """The tiles that live across the mma with the most registers."""
+    ops = [op for op in block.walk() if isinstance(op, Mma)]
+    kept = _tiles_of([op.acc for op in ops if op.accumulate is not False])
+    sets = [{**kept, **_tiles_of(list(op.operands()))} for op in ops]
+    most = max(sets, key=lambda tiles: sum(_registers(tile) for tile in tiles.values()), default={})
+    return list(most.values())
+
+
+def _tiles_of(values: list[Value]) -> dict[int, Value]:
+    """Register tiles that own these values, by identity."""
+    tiles = [storage(value)[0] for value in values if isinstance(value.type, RegTileType)]
+    return {id(tile): tile for tile in tiles}
+
+
+def _registers(tile: Value) -> int:
+    """Registers of a thread."""
+    assert isinstance(tile.type, RegTileType), "a tile's owner"
+    return tile.type.registers

@@ -143,7 +143,7 @@ def _atomic(operation: str, destination: Any, source: Any) -> None:
         region = destination.region(*extents)
         add(AtomicGlobal(
             region.coords, region.arg, axes=region.axes, bounds=region.bounds,
-            reverse=region.reverse, operation=operation, tile=value,
+            reverse=region.reverse, together=region.together, operation=operation, tile=value,
         ))  # fmt: skip
     else:
         raise LayoutError(

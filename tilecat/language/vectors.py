@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from ..builder import add, current
@@ -37,10 +38,11 @@ def to_plain(vector: RegVec) -> RegVec:
 def register_order(tile: RegTile) -> RegVec:
     """A register tile as a plain vector of its registers, in the order that threads hold them.
 
-    Register i of thread t is value `i * threads + t`: the same registers, so nothing moves. Stored
-    to a shared vector or along an axis of a tensor, and loaded again, the tile comes back by
-    `tc.from_register_order` without a layout, a swizzle or a bank conflict: for what only kernels
-    read, and for sums of tiles by `tc.store_bulk(..., add_=True)` or `tc.atomic_add`.
+    Four registers of a thread lie together, 16 bytes: 4 i + j of thread t is value
+    `4 (i * threads + t) + j`, of tiles that have four. They are the same registers, so nothing
+    moves. Stored to a shared vector or along an axis of a tensor, and loaded again, the tile comes
+    back by `tc.from_register_order` without a layout, a swizzle or a bank conflict: for what only
+    kernels read, and for sums of tiles by `tc.store_bulk(..., add_=True)` or `tc.atomic_add`.
 
     Elements of 16 and 8 bits stay packed: the vector is of u32.
 
@@ -77,7 +79,8 @@ def from_register_order(vector: RegVec, kind: RegTileType) -> RegTile:
     if value.type != wanted:
         raise LayoutError(
             f"from_register_order: {target} is made of {wanted}, got {value.type}",
-            hint=f"tc.load(place, tc.rv[tc.{wanted.dtype.name}, {wanted.length}, \"plain\"])",
+            hint=f'tc.load(place, tc.rv[tc.{wanted.dtype.name}, {wanted.length}, "plain", '
+            f"{wanted.run}])",
         )
     return RegTile(add(ViewRegisters(value, tuple(range(_held(target))), target)).result)
 
@@ -91,7 +94,8 @@ def _ordered(kind: Any) -> RegVecType:
     if not isinstance(kind, RegTileType) or kind.dtype not in (f32, s32, u32) and not kind.packed:
         raise LayoutError(f"register_order: wanted a register tile of memory's dtypes, got {kind}")
     dtype = u32 if kind.packed else kind.dtype
-    return RegVecType(dtype, kind.registers * 32 * kind.warps, "plain", warps=kind.warps)
+    length, run = kind.registers * 32 * kind.warps, math.gcd(kind.registers, 4)
+    return RegVecType(dtype, length, "plain", warps=kind.warps, run=run)
 
 
 def _changed(name: str, vector: RegVec, axis: str) -> RegVec:

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ..dtypes import f32
 from ..errors import DTypeError, LayoutError
 from ..ir import (
     TILE_SCOPES,
@@ -28,6 +29,7 @@ from .global_memory import GlobalAccess, check_place, split
 from .memory import WARPGROUP_THREADS, registers_of_access
 from .places import held, owner
 from .shared_vectors import VectorMove
+from .vector_runs import add_runs
 
 # operation -> dtype -> type suffix of `red` (PTX ISA 9.7.13.6)
 ATOMICS: dict[str, dict[str, str]] = {
@@ -97,16 +99,26 @@ class AtomicGlobal(GlobalAccess):
         if kind.dtype != self.arg.type.dtype:
             raise DTypeError(f"{name}: {self.arg.name} holds {self.arg.type.dtype}, got {kind}")
         check_dtype(self.operation, kind)
+        if isinstance(kind, RegVecType) and kind.run > 1:
+            self.run(kind)  # asks how the tensor lies: the trace depends on it
         return ()
+
+    @property
+    def needs_layout(self) -> bool:
+        """Runs of a vector are added together where they lie so."""
+        return isinstance(self.tile.type, RegVecType) and self.tile.type.run > 1
 
     def effects(self) -> tuple[Effect, ...]:
         """Reads the tile."""
         return (Effect(Access.READ, self.tile),)
 
     def emit(self, w: Any) -> None:
-        """One predicated `red.global` an element; copies of a value count once."""
+        """`red.global`, predicated, of a run of f32 or of an element; copies count once."""
         kind = self.tile.type
         assert isinstance(kind, RegTileType | RegVecType), "checked in infer"
+        if isinstance(kind, RegVecType) and kind.dtype == f32 and (run := self.run(kind)) > 1:
+            add_runs(self, w, run, w.regs(self.tile))
+            return
         suffix, per = ATOMICS[self.operation][kind.dtype.name], 32 // kind.dtype.bits
         place, steps = self.place(w, kind)
         mine = owner(w, kind)

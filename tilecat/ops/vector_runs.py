@@ -11,6 +11,7 @@ from typing import Any
 
 from ..dtypes import DType
 from ..ptx import instructions as ptx
+from ..ptx import transfers
 from ..tiles import RegTileType, RegVecType
 from .elements import pack, unpack, whole_registers
 from .places import Place, Steps
@@ -112,6 +113,24 @@ def store_runs(op: Any, w: Any, run: int, dtype: DType, registers: tuple[str, ..
         mask, address = _mask(op, w, kind, place, steps[first]), op.near(w, place, steps[first])
         text = (f"v{words}.{suffix}", ptx.vector(held)) if words > 1 else (suffix, held[0])
         w.line(ptx.st_global(text[0], address, text[1]), pred=mask)
+
+
+def add_runs(op: Any, w: Any, run: int, registers: tuple[str, ...]) -> None:
+    """`red.global.add.v4.f32`, once a run (PTX ISA 9.7.13.6, from 8.1 on).
+
+    Args:
+        op: the `AtomicGlobal`.
+        w: the writer.
+        run: elements of an access.
+        registers: of the vector.
+    """
+    kind = op.tile.type
+    w.need_version("8.1")
+    place, steps = op.place(w, kind)
+    for first in range(0, kind.elements, run):
+        part = ptx.vector(registers[first : first + run])
+        mask, address = _mask(op, w, kind, place, steps[first]), op.near(w, place, steps[first])
+        w.line(transfers.reduce_memory("global", "add", f"v{run}.f32", address, part), pred=mask)
 
 
 def fill_word(value: str, dtype: DType) -> str:
