@@ -16,13 +16,14 @@ from reference import DEVIATIONS, Reference, accumulation, as_float64, as_numpy,
 
 @dataclass(frozen=True)
 class Gradients:
-    """What the forward gives, and the exact gradients."""
+    """What the forward gives, and the exact gradients; db of what is added to scores."""
 
     out: np.ndarray
     lse: np.ndarray
     dq: Reference
     dk: Reference
     dv: Reference
+    db: Reference
 
 
 def gradients(
@@ -55,20 +56,19 @@ def gradients(
     dp = dout @ wide_v.swapaxes(2, 3)
     delta = (dout * out).sum(-1, keepdims=True)
     ds = p * (dp - delta) * slope
-    ulp, keys, queries = half_ulp(dtype), k.shape[2], q.shape[2]
+    ulp, longest = half_ulp(dtype), max(k.shape[2], q.shape[2])
     off = ulp * np.sqrt((dout**2 * out**2).sum(-1, keepdims=True))  # of delta: O is rounded
     sums = (accumulation(q.shape[3]) + accumulation(v.shape[3]) + 2.0**-20) * p * (
         (np.abs(dout) @ np.abs(wide_v).swapaxes(2, 3)) + np.abs(delta)
     ) * (1 + np.abs(s - lse[..., None].clip(-1e30)).clip(max=100.0))
+    of_score = Reference(p * (dp - delta), DEVIATIONS * off * p + sums)
     sums, off = sums * np.abs(slope), off * np.abs(slope)
-    per_ds = sums + accumulation(max(keys, queries)) * np.abs(ds)
+    per_ds = sums + accumulation(longest) * np.abs(ds)
 
     def over_group(x: np.ndarray) -> np.ndarray:
         return x.reshape(x.shape[0], k.shape[1], group, *x.shape[2:]).sum(2)
 
-    of_delta = np.abs((p * slope) @ wide_k) * ulp * np.sqrt(
-        (dout**2 * out**2).sum(-1, keepdims=True)
-    )
+    of_delta = np.abs((p * slope) @ wide_k) * ulp * np.sqrt((dout**2 * out**2).sum(-1)[..., None])
     dq_var = spread(ulp * ds, wide_k) + of_delta**2
     dk_var = spread((ulp * ds).swapaxes(2, 3), q) + spread((off * p).swapaxes(2, 3), q)
     dv_var = spread((ulp * p).swapaxes(2, 3), dout)
@@ -83,6 +83,7 @@ def gradients(
         Reference(over_group(p.swapaxes(2, 3) @ dout),
                   DEVIATIONS * np.sqrt(over_group(dv_var))
                   + over_group(p_error.swapaxes(2, 3) @ np.abs(dout))),
+        of_score,
     )  # fmt: skip
 
 

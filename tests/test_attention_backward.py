@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from gradients import gradients
-from reference import assert_close
+from reference import Reference, assert_close
 
 import tilecat as tc
 from tilecat import attention_backward_call, bf16, f16
@@ -127,6 +127,42 @@ def test_gradients_through_scores(kind, dim):
     }[kind]  # fmt: skip
     seen = abs(i - j) <= 50 if kind == "mask" else None
     check(size, dim, seen=seen, score=score, **options)
+
+
+@pytest.mark.parametrize(("shape", "options"), [
+    ((2, 100, 200), {}), ((100, 200), {"causal": True}), ((2, 1, 100, 200), {"softcap": 2.0}),
+], ids=["heads", "one", "batch softcap"])  # fmt: skip
+def test_a_bias_has_a_gradient(shape, options):
+    """Summed over batch and heads where they broadcast; in its own dtype."""
+    rng, half = np.random.default_rng(5), bf16.numpy
+    q, dout = (rng.standard_normal((2, 2, 100, 64)).astype(half) for _ in range(2))
+    k, v = (rng.standard_normal((2, 1, 200, 64)).astype(half) for _ in range(2))
+    bias = rng.standard_normal(shape).astype(np.float32)
+    i, j = positions(q.shape[:2] + (1,) + (100, 200))
+
+    def score(s):
+        if "softcap" not in options:
+            return s + bias, 1.0
+        return 2 * np.tanh(s / 2) + bias, 1 - np.tanh(s / 2) ** 2
+
+    exact = gradients(q, k, v, dout, seen=(j <= i) | ("causal" not in options), score=score)
+    given = dout, q, k, v, exact.out.astype(half), exact.lse.astype(np.float32)
+    *found, db = tc.attention_backward(*given, bias=bias, bias_grad=True, **options)
+    for got, wanted in zip(found, (exact.dq, exact.dk, exact.dv), strict=True):
+        assert_close(got, wanted, half)
+    wide = (1,) * (4 - len(shape)) + shape
+    axes = tuple(axis for axis in (0, 1) if wide[axis] == 1)
+    parts = (x.sum(axes, keepdims=True).reshape(shape) for x in (exact.db.value, exact.db.error))
+    assert_close(db, Reference(*parts), np.float32)
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({}, "got None"), ({"bias": np.zeros((1, 9), np.float32)}, r"got the shape \(1, 9\)"),
+    ({"bias": np.zeros((8, 9), np.float32), "score_mod": lambda s, at: s}, "got a score_mod"),
+], ids=["none", "of keys", "score_mod"])  # fmt: skip
+def test_a_bias_that_has_no_gradient(options, message):
+    with pytest.raises(tc.LayoutError, match=f"bias_grad is the gradient of .*{message}"):
+        tc.attention_backward(*arrays().values(), bias_grad=True, **options)
 
 
 def test_a_score_mod_that_has_no_derivative_is_an_error():

@@ -87,15 +87,16 @@ def test_packed_batches_pass_through_the_operator():
             close(out[first:last].transpose(0, 1)[None], exact(*rows, seen=seen))
 
 
-def test_a_bias_is_added_and_has_no_gradient():
-    given, bias = qkv(), heads(2, 40, 72, seed=5)
-    out = tt.attention(*given, bias=bias)
-    with pytest.raises(LayoutError, match="got bias with requires_grad"):
-        tt.attention(*given, bias=bias.clone().requires_grad_())
-    out.sum().backward()
-    wide = double(*given)
-    exact(*wide, added=bias).sum().backward()
-    close(given[2].grad, wide[2].grad, GRAD)
+@pytest.mark.parametrize("shape", [(40, 72), (1, 2, 40, 72)], ids=str)
+def test_a_bias_has_a_gradient(shape):
+    given, bias = qkv(), heads(*shape, seed=5, grad=True)
+    out, grad = tt.attention(*given, bias=bias), heads(1, 2, 40, 32, seed=3)
+    out.backward(grad)
+    *wide, added = double(*given, bias)
+    exact(*wide, added=added).backward(grad.double())
+    for mine, other in zip((*given, bias), (*wide, added), strict=True):
+        assert mine.grad.dtype == mine.dtype
+        close(mine.grad, other.grad, GRAD)
 
 
 def test_sinks_have_a_gradient():
@@ -154,7 +155,7 @@ def test_operators_pass_the_checks_of_torch():
         out, lse = forward(*given, *options)
         torch.library.opcheck(
             torch.ops.tilecat.attention_backward.default,
-            (out, *(x.detach() for x in given), out, lse, *options, False),
+            (out, *(x.detach() for x in given), out, lse, *options, False, False),
             test_utils=("test_schema", "test_faketensor"),
         )
 

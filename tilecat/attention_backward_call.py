@@ -9,21 +9,25 @@ from .attention_call import SCALE_HINT, heads_first
 from .attention_options import Options, check_positive
 from .errors import DTypeError, LayoutError, ResourceError
 from .kernels.attention_backward import attention_backward as kernel
+from .kernels.attention_keys import parts_of
 from .kernels.attention_rows import ROWS, attention_delta, attention_dq
+from .kernels.attention_scores import Mods
+from .kernels.score_mods import alibi
 from .ready import Launch, again, key_of, remember
 from .runtime.arrays import ArrayView, allocator, view
 
 HALVES = ("bf16", "f16")
 NAMES = ("dout", "q", "k", "v", "out", "lse")
-# By columns of tiles: parameters of the kernel.
+# By columns of tiles: parameters of the kernel, where scores are products and edges alone.
 CONFIGS: dict[int, dict[str, Any]] = {
-    64: {"consumers": 2, "stages": 2, "held": ("keys", "ds")},
+    64: {"consumers": 2, "stages": 2, "tile_q": 128, "held": True},
     96: {"consumers": 2, "stages": 2},
     128: {"consumers": 2, "stages": 2},
     192: {"consumers": 1, "stages": 2},
     256: {"consumers": 1, "stages": 2},
 }
 APART = 192  # columns from which registers hold dK or dV of 64 keys, not both: two launches
+APART_BENT = 128  # of scores that have a slope, and of windows with scores that change
 TILE_DIMS = tuple(CONFIGS)
 
 
@@ -32,8 +36,8 @@ def attention_backward(
     window: tuple[int | None, int | None] | None = None, scale: float | None = None,
     softcap: float | None = None, bias: Any = None, mask_mod: Any = None, score_mod: Any = None,
     cu_seqlens_q: Any = None, cu_seqlens_k: Any = None, sinks: Any = None,
-    deterministic: bool = False,
-) -> tuple[Any, Any, Any]:  # fmt: skip
+    deterministic: bool = False, bias_grad: bool = False,
+) -> tuple[Any, ...]:  # fmt: skip
     """Gradients dq, dk, dv of `tc.attention(q, k, v, ...)`, given dout of its output.
 
     Args:
@@ -44,19 +48,23 @@ def attention_backward(
         v: B x Hkv x Lk x Dv.
         out: what the forward gave, B x H x Lq x Dv.
         lse: its log-sum-exp, f32, B x H x Lq; rows of -inf see no key, and have gradients of 0.
-        causal, window, scale, softcap, bias, mask_mod, score_mod, sinks: as in the forward. Bias
-            and arguments of functions have no gradients here, sinks neither: they are in lse.
-            A score_mod is differentiated (`tc.derivative`).
+        causal, window, scale, softcap, bias, mask_mod, score_mod, sinks: as in the forward.
+            Arguments of functions have no gradients here, sinks neither: they are in lse. A
+            score_mod is differentiated (`tc.derivative`).
         cu_seqlens_q, cu_seqlens_k: as in the forward, with q of total x H x D, and so on.
         deterministic: dq is added in the order of the keys, and comes out the same each time. Edges
             save no time then. (dk and dv always do.)
+        bias_grad: the bias's gradient too: summed, in no fixed order, over axes of 1 that
+            broadcast.
 
     Returns:
-        dq, dk, dv, of the dtype and shapes of q, k, v. CUDA arrays run on the GPU on the current
-        stream, without waiting; NumPy arrays and CPU tensors run on the PTX machine.
+        dq, dk, dv, of the dtype and shapes of q, k, v; with bias_grad dbias too, as bias. CUDA
+        arrays run on the GPU on the current stream, without waiting; NumPy arrays and CPU tensors
+        run on the PTX machine.
 
     Raises:
-        LayoutError: shapes that do not fit, an option that is not supported.
+        LayoutError: shapes that do not fit, an option that is not supported; bias_grad without a
+            bias, beside a score_mod, or of a bias that broadcasts over queries or keys.
         DTypeError: dtypes other than those above.
         ResourceError: arrays on two devices; a CUDA array and no GPU.
 
@@ -65,6 +73,8 @@ def attention_backward(
     starts = None if cu_seqlens_q is cu_seqlens_k is None else (cu_seqlens_q, cu_seqlens_k)
     options = Options(causal, window, scale, softcap, bias, mask_mod, score_mod, None, starts)
     given = (dout, q, k, v, out, lse)
+    if bias_grad:
+        return _run(None, given, options, bool(deterministic), True)
     key = key_of(given, ("backward", bool(deterministic), causal, window, scale, softcap, bias,
                          mask_mod, score_mod, starts))  # fmt: skip
     made = again(key, given) or _run(key, given, options, bool(deterministic))
@@ -72,7 +82,7 @@ def attention_backward(
 
 
 def _run(
-    key: Any, given: tuple[Any, ...], options: Options, ordered: bool
+    key: Any, given: tuple[Any, ...], options: Options, ordered: bool, biased: bool = False
 ) -> tuple[Any, ...]:
     """Checks, chooses, allocates and launches; gradients and workspace."""
     whole = given
@@ -88,38 +98,75 @@ def _run(
     edges, args = options.edges()
     mods, more = options.mods(shape)
     makers = tuple(allocator(x, tuple(view(x).shape), dtype) for x in given[1:4])
+    of_bias = (_zeroed(allocator(q, _biased(options, shape), "f32"))(),) if biased else ()
     if 0 in shape:
         made = tuple(make() for make in makers)
         for array in made:
             array[...] = 0
-        return made
+        return made + of_bias
     wide = {"dim": tile_dim(dims[0]), "dim_v": tile_dim(dims[1])}
-    config = CONFIGS[max(wide.values())]
-    consumers, sequences = config["consumers"], view(starts[0]).shape[0] - 1 if starts else 1
-    passes = (("dv",), ("dk",)) if max(wide.values()) >= APART else (("dk", "dv"),)
-    cut = max(wide["dim"] // ROWS, consumers)  # parts of a block of dQ
-    blocks = queries // ROWS + sequences  # as `blocks_of` counts them
-    sizes = (blocks * ROWS, blocks * ROWS, blocks * ROWS * wide["dim"])
-    makers += tuple(allocator(q, (batch, heads, size), "f32") for size in sizes)
+    bent = _has_slope(options) or edges.left and mods.score is not None
+    config = {"tile_q": ROWS, **CONFIGS[max(wide.values())]}
+    if ordered or edges.left or mods != Mods(sinks=mods.sinks):  # that takes registers too
+        config |= {"tile_q": ROWS, "held": False}
+    rows, sequences = config["tile_q"], view(starts[0]).shape[0] - 1 if starts else 1
+    apart = max(wide.values()) >= (APART_BENT if bent else APART)
+    passes = (("dv",), ("dk",)) if apart else (("dk", "dv"),)
+    cut = parts_of(wide["dim"], rows, config["consumers"])
+    behind = (queries // rows + sequences) * rows  # as `blocks_of` counts blocks
+    part = ROWS * wide["dim"] // cut
+    sizes = ((behind,), (behind,), (behind // ROWS * cut, part))
+    makers += tuple(allocator(q, (batch, heads, *size), "f32") for size in sizes)
     if ordered:
-        makers += (_zeroed(allocator(q, (batch, heads, blocks * cut), "s32")),)
+        makers += (_zeroed(allocator(q, (batch, heads, behind // ROWS * cut), "s32")),)
     made = tuple(make() for make in makers)
     gradients = tuple(heads_first("q", x) if starts else x for x in made[:3])
     lse2, delta, sums, *turns = made[3:]
     main = {"order": "longest" if edges.left or edges.right else "sequence", "edges": edges,
-            "mods": mods, "packed": bool(starts), "ordered": ordered}  # fmt: skip
-    main_args = (float(scale), *starts, *turns, *args, *more)
+            "mods": mods, "packed": bool(starts), "ordered": ordered, "biased": biased}  # fmt: skip
+    main_args = (float(scale), *starts, *turns, *of_bias, *args, *more)
     launches = (
-        Launch(attention_delta, (out, dout, lse, lse2, delta, sums), starts[:1], wide),
+        Launch(attention_delta, (out, dout, lse, lse2, delta, sums), starts[:1],
+               {**wide, "part": part, "tile_q": rows}),
         *(Launch(kernel, (q, k, v, dout, lse2, delta, sums, *gradients[1:]), main_args,
-                 {**main, **wide, **config, "grads": grads}) for grads in passes),
+                 {**main, **wide, **config, "part": part, "grads": grads}) for grads in passes),
         Launch(attention_dq, (sums, gradients[0]), (float(scale), *starts[:1]),
-               {"dim": wide["dim"], "cut": cut}),
+               {"dim": wide["dim"], "part": part, "tile_q": rows}),
     )  # fmt: skip
     for launch in launches:
         launch.run()
     remember(key, given, makers, (*gradients, *made[3:]), launches)
-    return made[:3]
+    return made[:3] + tuple(_like(x, options.bias) for x in of_bias)
+
+
+def _has_slope(options: Options) -> bool:
+    """Whether scores grow by more, or less, than products: of a function it is not known before."""
+    function = options.score_mod[0] if isinstance(options.score_mod, tuple) else options.score_mod
+    return options.softcap is not None or function not in (None, alibi)
+
+
+def _biased(options: Options, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of a bias that has a gradient.
+
+    Raises:
+        LayoutError: there is none, or a gradient that is not made.
+    """
+    bias = options.bias
+    if bias is None or options.score_mod is not None or tuple(bias.shape[-2:]) != shape[2:]:
+        given = "a score_mod" if options.score_mod is not None else f"{bias!r}"
+        given = given if bias is None or options.score_mod else f"the shape {tuple(bias.shape)}"
+        raise LayoutError(
+            "attention_backward: bias_grad is the gradient of a bias of Lq x Lk, broadcast over "
+            f"batch and heads at most, and without a score_mod, got {given}"
+        )
+    return tuple(bias.shape)
+
+
+def _like(made: Any, like: Any) -> Any:
+    """An f32 array in the dtype of another."""
+    if made.dtype == like.dtype:
+        return made
+    return made.to(like.dtype) if hasattr(made, "to") else made.astype(like.dtype)
 
 
 def _zeroed(make: Callable[[], Any]) -> Callable[[], Any]:

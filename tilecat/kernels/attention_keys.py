@@ -18,58 +18,71 @@ L2_BYTES = 32 << 20  # of Q, dO and dQ to work on at a time; an H200 has 60 MB (
 
 
 def scores(s, mods, sight, place, masked):
-    """Makes scores of products at (batch, head, query, key), and gives their slope, or None."""
+    """Makes scores of products at (batch, head, query, key); their slope, or None, and place."""
     *_, row, col = place
     at = At(s, *place, row + sight.first_query, col + sight.first_key, transposed=True)
     slope = mods.slope(s, at)
     mods.hide(s, at)
     if masked:
         sight.mask(s.T, row, col, ends=True)
-    return slope
+    return slope, at
 
 
-def tasks_of(order, sight, K, group, dim, tall, starts):
-    """Blocks of `tall` keys, and which blocks of queries see them; those of a sequence if packed.
+def tasks_of(order, sight, K, group, sizes, starts):
+    """Blocks of keys, and which blocks of queries see them; those of a sequence if packed.
 
     Coordinates: batch, head, tile, first and stop (blocks of the sequence's queries), block (number
     of its first), and those of `Sight.of`.
+
+    Args:
+        order: "sequence" first, or "longest".
+        sight: which keys queries see.
+        K: [B, Hkv, Lk, D].
+        group: heads that share keys.
+        sizes: columns of a tile, keys of a block, queries of a block.
+        starts: of the sequences of queries and of keys, or empty.
     """
+    dim, tall, rows = sizes
     tiles, planes = tc.cdiv(K.size(2), tall), (K.size(1), K.size(0))
     if starts:
         tasks = packed_tasks(starts[1], starts[0], K.size(2), K.size(1), tall)
     elif order == "sequence":
         tasks = tc.sequence_first(tiles, *planes)
     else:
-        rows = sight.queries * (group * 8 * dim)  # bytes of Q, dO and sums of dQ
-        tasks = tc.longest_first(tiles, *planes, planes=maximum_of(L2_BYTES // rows, 1))
+        plane = sight.queries * (group * 8 * dim)  # bytes of Q, dO and sums of dQ
+        tasks = tc.longest_first(tiles, *planes, planes=maximum_of(L2_BYTES // plane, 1))
 
     def locate(t):
         at = {**dict(tasks.locate(t)), "block": 0}
         if starts:  # of keys and queries `packed` has exchanged roles
             at.update(keys=at["queries"], queries=at["keys"], first_key=at["first_query"],
                       first_query=at["first_key"])  # fmt: skip
-            at["block"] = at["first_query"] // ROWS + at["sequence"]
+            at["block"] = at["first_query"] // rows + at["sequence"]
         elif order != "sequence":
             at["tile"] = tiles - 1 - at["tile"]  # most queries see the first keys
         own, first = sight.of(Task(t, tuple(at.items()))), at["tile"] * tall
-        start, stop = own.seen_by(first, minimum_of(first + tall, own.keys), ROWS)
+        start, stop = own.seen_by(first, minimum_of(first + tall, own.keys), rows)
         stop = select(first < own.keys, stop, start)
         return (*at.items(), ("first", start), ("stop", stop), ("steps", (stop - start) * group))
 
     return replace(tasks, locate=locate)
 
 
-def keys_tile(dtype, dim, consumers):
-    """A tile of 64 keys, whose columns are cut in whole panels, as wide as can be."""
-    part = dim // max(dim // ROWS, consumers)  # columns that are multiplied at a time
-    panel = next(cols for cols in (64, 32, 16) if part % cols == 0)
+def parts_of(dim, rows, consumers):
+    """In how many parts the columns of 64 rows of dQ are made, for blocks of `rows` queries."""
+    return max(dim // ROWS, consumers * ROWS // rows, 1)
+
+
+def keys_tile(dtype, dim, parts):
+    """A tile of 64 keys, whose columns are cut in parts of whole panels, as wide as can be."""
+    panel = next(cols for cols in (64, 32, 16) if dim // parts % cols == 0)
     return st[dtype, ROWS, dim, "row", panel * dtype.nbytes]
 
 
-def whole_blocks(sight, task, tall):
+def whole_blocks(sight, task, tall, rows):
     """Blocks of queries that see all keys of the task, or those all but the last."""
     own, first = sight.of(task), task.tile * tall
-    low, end = own.seen_whole_by(first, first + tall, ROWS)
+    low, end = own.seen_whole_by(first, first + tall, rows)
     low = minimum_of(maximum_of(low, task.first), task.stop)
     inner = select(own.keys < first + tall, task.stop, low)
     return inner, maximum_of(minimum_of(end, task.stop), inner)

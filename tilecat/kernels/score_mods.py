@@ -68,13 +68,20 @@ class At:
 
         In front it has the axes of batch and heads, or the latter, or none; 1 long they broadcast.
         """
+        kind = rt[tensor.dtype, *self.scores.type.shape]
+        return tc.regroup(tc.cast(tc.load(self._place(tensor), kind), f32))
+
+    def add(self, tensor: Any, tile: Any) -> None:
+        """Adds a tile to the elements of an f32 tensor [..., Lq, Lk] at this place, as `tile`."""
+        tc.atomic_add(self._place(tensor), tile)
+
+    def _place(self, tensor: Any) -> Any:
+        """Where the tile lies in a tensor [..., Lq, Lk]."""
         plane, place = self._plane(tensor, 2), (self.first_row, self.first_col)
         if self.transposed:
             axes = range(tensor.rank - 2)
             tensor, place = tensor.permute(*axes, tensor.rank - 1, tensor.rank - 2), place[::-1]
-        place = tensor.at(*plane, *place)
-        kind = rt[tensor.dtype, *self.scores.type.shape]
-        return tc.regroup(tc.cast(tc.load(place, kind), f32))
+        return tensor.at(*plane, *place)
 
     def of_queries(self, tensor: Any) -> Any:
         """The elements of a tensor [..., Lq] at these queries, a vector: f32, or s32 of s32."""

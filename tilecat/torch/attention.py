@@ -19,7 +19,7 @@ _OPTIONS = (
     "Tensor? bias, Tensor? sinks, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor[] tensors, "
     "float scale, str causal, int? left, int? right, float? softcap, str mods"
 )
-_SINKS = 4  # its place among the arguments of _Attention.forward
+_SINKS, _BIAS = 4, 5  # their places among the arguments of _Attention.forward
 
 
 def attention(
@@ -31,8 +31,8 @@ def attention(
 ) -> Any:  # fmt: skip
     """`tilecat.attention` as an operator of torch: its arguments, but out and lse.
 
-    Gradients are those of q, k, v and sinks; others of bias and of arguments of the functions are
-    refused, and return_lse gives a log-sum-exp that has none. With
+    Gradients are those of q, k, v, sinks and bias; of arguments of the functions they are refused,
+    and return_lse gives a log-sum-exp that has none. With
     `torch.use_deterministic_algorithms(True)` their sums are made in a fixed order.
 
     Args:
@@ -115,28 +115,33 @@ def _backward_kernel(
     grad: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, bias: Any, sinks: Any,
     cu_seqlens_q: Any, cu_seqlens_k: Any, tensors: list[Any], scale: float, causal: str,
     left: int | None, right: int | None, softcap: float | None, mods: str, deterministic: bool,
+    bias_grad: bool,
 ) -> Any:  # fmt: skip
     score_mod, mask_mod = restore(mods, tensors)
-    return attention_backward(
+    made = attention_backward(
         grad, q, k, v, out, lse, causal=causal or False, scale=scale, softcap=softcap, bias=bias,
         sinks=sinks, window=None if left is right is None else (left, right), mask_mod=mask_mod,
         score_mod=score_mod, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
-        deterministic=deterministic,
+        deterministic=deterministic, bias_grad=bias_grad,
     )  # fmt: skip
+    return made if bias_grad else (*made, q.new_empty(0))
 
 
-def _backward_fake(grad: Any, q: Any, k: Any, v: Any, *more: Any) -> tuple[Any, Any, Any]:
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+def _backward_fake(
+    grad: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, bias: Any, *more: Any
+) -> tuple[Any, ...]:
+    of_bias = bias.new_empty(bias.shape) if more[-1] else q.new_empty(0)
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), of_bias
 
 
 class _Attention(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(
-        ctx: Any, run: Any, q: Any, k: Any, v: Any, sinks: Any, rest: tuple[Any, ...]
+        ctx: Any, run: Any, q: Any, k: Any, v: Any, sinks: Any, bias: Any, rest: tuple[Any, ...]
     ) -> tuple[Any, Any]:
-        bias, cu_seqlens_q, cu_seqlens_k, tensors, *ctx.options = rest
-        _check_trains(bias, tensors)
-        out, lse = run(q, k, v, bias, sinks, *rest[1:])
+        cu_seqlens_q, cu_seqlens_k, tensors, *ctx.options = rest
+        _check_trains(tensors)
+        out, lse = run(q, k, v, bias, sinks, *rest)
         ctx.save_for_backward(q, k, v, out, lse, bias, sinks, cu_seqlens_q, cu_seqlens_k, *tensors)
         ctx.mark_non_differentiable(lse)
         ctx.set_materialize_grads(False)
@@ -157,10 +162,13 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
         grads: list[Any] = [None] * len(ctx.needs_input_grad)
         if grad is None:
             return tuple(grads)
-        grads[1:4] = _backward(
+        biased = ctx.needs_input_grad[_BIAS]
+        *grads[1:4], of_bias = _backward(
             packed(grad), q, k, v, out, lse, bias, sinks, cu_seqlens_q, cu_seqlens_k, tensors,
-            *ctx.options, torch.are_deterministic_algorithms_enabled(),
+            *ctx.options, torch.are_deterministic_algorithms_enabled(), biased,
         )  # fmt: skip
+        if biased:
+            grads[_BIAS] = of_bias
         if ctx.needs_input_grad[_SINKS]:
             grads[_SINKS] = _grad_sinks(grad, out, lse, sinks)
         return tuple(grads)
@@ -193,21 +201,21 @@ def _differentiable(
     run: Any, q: Any, k: Any, v: Any, bias: Any, sinks: Any, *rest: Any
 ) -> tuple[Any, Any]:
     """The few arguments that may have gradients by themselves: each costs autograd time."""
-    return _Attention.apply(run, q, k, v, sinks, (bias, *rest))  # type: ignore[no-any-return]
+    return _Attention.apply(run, q, k, v, sinks, bias, rest)  # type: ignore[no-any-return]
 
 
-def _check_trains(bias: Any, tensors: list[Any]) -> None:
+def _check_trains(tensors: list[Any]) -> None:
     """Refuses gradients that are not made.
 
     Raises:
-        LayoutError: a bias, or a tensor of a function, that wants one.
+        LayoutError: a tensor of a function that wants one.
     """
-    for name, x in (("bias", bias), *(("arguments of functions", x) for x in tensors)):
-        if requires_grad(x):
-            raise LayoutError(
-                f"attention: gradients are of q, k, v and sinks, got {name} with requires_grad",
-                hint=f"{name}.detach()" if name == "bias" else "detach() it",
-            )
+    if any(map(requires_grad, tensors)):
+        raise LayoutError(
+            "attention: gradients are of q, k, v, sinks and bias, got arguments of functions with "
+            "requires_grad",
+            hint="detach() it",
+        )
 
 
 def _forward_flops(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
@@ -228,7 +236,7 @@ _forward = define(
 )
 _backward = define(
     "attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
-    f"{_OPTIONS}, bool deterministic) -> (Tensor, Tensor, Tensor)",
+    f"{_OPTIONS}, bool deterministic, bool bias_grad) -> (Tensor, Tensor, Tensor, Tensor)",
     _backward_kernel,
     _backward_fake,
     flops=_backward_flops,

@@ -102,7 +102,7 @@ def attention_interface(
         is_causal: whether queries see no later key, where there is no mask.
         softcap: of the scores; None for none.
         s_aux: a sink's score for each head.
-        position_bias: added to the scores; it gets no gradient.
+        position_bias: added to the scores; it gets a gradient.
         sliding_window: keys that a query sees, its own the last, where there is no mask and the
             layer is causal: a mask has the window in it.
         options: of the layer, which may not change what is computed.
