@@ -29,7 +29,8 @@ CASES = (
     (2, 2, 2048, 2048, True, f16, False), (3, 1, 2048, 2048, False, bf16, False),
     (2, 2, 4096, 4096, True, bf16, True), (3, 2, 4096, 4096, False, f16, False),
     (3, 3, 100, 100, False, f16, True), (5, 1, 700, 650, True, f16, False),
-    (2, 1, 16, 16, False, f16, False),
+    (2, 1, 16, 16, False, f16, False), (1, 2, 8192, 30, True, f16, True),
+    (3, 1, 5000, 5000, False, f16, False),
 )  # fmt: skip
 
 

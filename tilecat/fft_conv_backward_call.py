@@ -80,8 +80,8 @@ def _filter_gradient(plan: Plan, u: Any, dout: Any, taps: int, inner: str) -> An
     weighted = plan.weighted
     if plan.outer > 1 and batch and channels:
         u, dout = (spread(plan, x, inner) for x in (u, dout))
-        weighted, length = False, LARGEST
-        batch = view(u).shape[0]
+        weighted, length, batch = False, LARGEST, view(u).shape[0]
+        u, dout = (x.reshape(batch, channels * plan.outer, length) for x in (u, dout))
     every = channels * plan.outer
     shape = (batch, every, plan.whole(length) // plan.cols, plan.cols)
     first, *rest = tables_of(plan, u, inner)
