@@ -167,7 +167,68 @@ MAMBA = (
     mamba_problem(B=1, H=128, G=1, T=8192, P=64, N=128),
     mamba_problem(B=1, H=128, G=8, T=32768, P=64, N=128),
 )
-PROBLEMS: tuple[Problem, ...] = (*LINEAR, *MAMBA)
+
+
+# ---- the gated delta rule, with norms in the kernel, and Based
+
+
+def delta_inputs(B: int, Hk: int, H: int, T: int) -> tuple[Any, ...]:
+    g, beta = -0.1 * torch.rand(B, T, H, device="cuda"), torch.rand(B, T, H, device="cuda")
+    return normal(B, T, Hk, 128), normal(B, T, Hk, 128), normal(B, T, H, 128), g, beta
+
+
+def gated_delta(*given: Any) -> Any:
+    return tc.gated_delta_rule(*given, use_qk_l2norm_in_kernel=True)
+
+
+def exact_delta(q: Any, k: Any, v: Any, g: Any, beta: Any) -> torch.Tensor:
+    """Token by token."""
+    q, k, v, g, beta = (x.double().transpose(1, 2) for x in (q, k, v, g, beta))
+    q, k = (x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt() for x in (q, k))
+    q, k = (x.repeat_interleave(v.shape[1] // x.shape[1], 1) for x in (q, k))
+    state, rows = v.new_zeros(*v.shape[:2], 128, 128), []
+    for t in range(v.shape[2]):
+        state = state * g[:, :, t, None, None].exp()
+        new = v[:, :, t] - (k[:, :, t, None] @ state)[:, :, 0]
+        state = state + k[:, :, t, :, None] * (beta[:, :, t, None] * new)[:, :, None]
+        rows.append((q[:, :, t, None] @ state)[:, :, 0] * 128**-0.5)
+    return torch.stack(rows, 1)
+
+
+def delta_problem(**e: int) -> Problem:
+    label = " ".join(f"{key}{value}" for key, value in e.items())
+    moved = e["B"] * e["T"] * (512 * (e["Hk"] + e["H"]) + 8 * e["H"])
+    small = {**e, "B": 1, "Hk": 2, "H": 4, "T": 1000}
+    return Problem(f"gated_delta_rule {label}", e, delta_inputs, gated_delta, exact_delta, small,
+                   moved, limit=6.3e-3)  # fmt: skip
+
+
+def based_inputs(B: int, H: int, T: int) -> tuple[Any, ...]:
+    return normal(B, H, T, 16), normal(B, H, T, 16), normal(B, H, T, 64)
+
+
+def based(q: Any, k: Any, v: Any) -> Any:
+    return tc.based(q, k, v, use_norm=False)
+
+
+def exact_based(q: Any, k: Any, v: Any) -> torch.Tensor:
+    s = q.double() @ k.double().mT / 4
+    return torch.tril(1 + s + s * s / 2) @ v.double()
+
+
+def based_problem(**e: int) -> Problem:
+    label = " ".join(f"{key}{value}" for key, value in e.items())
+    small = {"B": 2, "H": 3, "T": 1000}
+    moved = 320 * e["B"] * e["H"] * e["T"]
+    return Problem(f"based {label}", e, based_inputs, based, exact_based, small, moved)
+
+
+DELTA = tuple(
+    delta_problem(B=b, Hk=16, H=h, T=t)
+    for b, h, t in ((1, 64, 8192), (1, 32, 8192), (4, 64, 8192), (1, 64, 2048))
+)
+BASED = tuple(based_problem(B=16, H=16, T=t) for t in (1024, 4096, 16384))
+PROBLEMS: tuple[Problem, ...] = (*LINEAR, *MAMBA, *DELTA, *BASED)
 
 
 def first(result: Any) -> torch.Tensor:

@@ -23,6 +23,9 @@ def expected(case: Case, args: list) -> tuple[reference.Reference, ...]:
     return reference.attention(*args[:3], args[-1])
 
 
+BOTH = KERNELS[:2]  # products and attention, whose cases are those of the GPU tests too
+
+
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_kernel_on_the_machine_is_right_and_clean(case):
     for seed in SEEDS:
@@ -37,7 +40,7 @@ def test_kernel_on_the_machine_is_right_and_clean(case):
 
 
 def test_cases_cover_both_kernels_and_every_configuration_a_call_can_choose():
-    assert {case.kernel for case in CASES} == {spec.name for spec in KERNELS}
+    assert {case.kernel for case in CASES} == {spec.name for spec in BOTH}
     names = "tile_m", "tile_n", "stages"
     tiles = {(*(o[n] for n in names), o.get("pingpong", 0)) for o in _options("matmul")}
     chosen = set(gemm_choice.TILES)
@@ -51,7 +54,7 @@ def _options(kernel: str) -> list[dict]:
     return [case.options for case in CASES if case.kernel == kernel]
 
 
-@pytest.mark.parametrize("spec", KERNELS, ids=lambda spec: spec.name)
+@pytest.mark.parametrize("spec", BOTH, ids=lambda spec: spec.name)
 def test_spec_reference_agrees_with_the_yardstick(spec):
     args = spec.example({name: min(value, 48) for name, value in spec.small if value > 64}, seed=3)
     ours = spec.reference(*args)
@@ -66,8 +69,20 @@ def test_spec_reference_agrees_with_the_yardstick(spec):
     assert not spec.error(args) <= 1e9
 
 
+@pytest.mark.parametrize("spec", KERNELS[2:], ids=lambda spec: spec.name)
+def test_recurrences_of_the_list_are_their_references(spec):
+    """Which have tests of their own: tests/test_delta_rule.py, tests/test_based.py."""
+    args = spec.example(seed=1)
+    result = spec.kernel.simulate(*args, grid=2, **spec.config().params)
+    assert not result.reports, str(result)
+    assert spec.error(args) <= rounding("bf16")
+    args[spec.outputs[0]].flat[5] = np.nan
+    assert not spec.error(args) <= 1e9
+    assert spec.flops(dict(spec.small)) > 0 and spec.num_bytes(dict(spec.small), 2) > 0
+
+
 def test_spec_counts_work_and_bytes():
-    gemm, attention = KERNELS
+    gemm, attention = BOTH
     cube = gemm.shape("4096^3").extents
     assert gemm.flops(cube) == 2 * 4096**3 and gemm.num_bytes(cube, 2) == 6 * 4096**2
     head = attention.shape("D128 B16 N3072").extents
@@ -94,7 +109,7 @@ def test_attention_refuses_a_scale_that_is_not_positive(scale):
 
 
 def test_spec_errors_name_what_there_is():
-    gemm, attention = KERNELS
+    gemm, attention = BOTH
     with pytest.raises(LayoutError, match="no extent Q; has M, N, K"):
         gemm.example({"Q": 3})
     with pytest.raises(LayoutError, match="no shape '5\\^3'"):

@@ -17,6 +17,8 @@ from ..driver import KernelFunction
 from ..dtypes import by_name
 from ..errors import LayoutError
 from .attention import attention
+from .based import based
+from .delta_rule import delta_rule
 from .gemm import matmul
 from .space import GEMM_SPACE, Space
 
@@ -293,6 +295,64 @@ ATTENTION_CONFIGS = (
 )
 
 
+# ---- linear recurrences: the gated delta rule and Based, heads first
+
+
+def _make_delta(extents: Extents, dtype: str, generator: np.random.Generator) -> list[Any]:
+    batch, groups, heads, length = (extents[name] for name in ("B", "Hk", "H", "T"))
+    if groups < 1 or heads % groups:
+        raise LayoutError(f"delta_rule: Hk divides H, got H={heads}, Hk={groups}")
+    q, k = (_normal(generator, (batch, groups, length, extents["K"]), dtype) for _ in range(2))
+    v = _normal(generator, (batch, heads, length, extents["V"]), dtype)
+    beta, gates = generator.random((2, batch, heads, length)).astype(np.float32)
+    return [q, k, v, beta, np.zeros_like(v), extents["K"] ** -0.5, -0.1 * gates]
+
+
+def delta_reference(
+    q: Any, k: Any, v: Any, beta: Any, out: Any, scale: float, g: Any
+) -> tuple[np.ndarray, ...]:
+    """The recurrence of q and k over their norms, token by token, in float64."""
+    q, k, v = (np.asarray(x).astype(np.float64) for x in (q, k, v))
+    q, k = (x / np.sqrt((x * x).sum(-1, keepdims=True) + 1e-6) for x in (q, k))
+    q, k = (np.repeat(x, v.shape[1] // x.shape[1], axis=1) for x in (q, k))
+    state, made = np.zeros((*v.shape[:2], k.shape[3], v.shape[3])), np.zeros(v.shape)
+    for t in range(v.shape[2]):
+        state = state * np.exp(np.asarray(g, np.float64)[:, :, t, None, None])
+        new = v[:, :, t] - (k[:, :, t, None] @ state)[:, :, 0]
+        state = state + k[:, :, t, :, None] * (beta[:, :, t, None] * new)[:, :, None]
+        made[:, :, t] = scale * (q[:, :, t, None] @ state)[:, :, 0]
+    return (made,)
+
+
+def _delta_bytes(e: Extents, item: int) -> int:
+    rows = 2 * e["Hk"] * e["K"] + 2 * e["H"] * e["V"]
+    return e["B"] * e["T"] * (item * rows + 8 * e["H"])
+
+
+def _make_based(extents: Extents, dtype: str, generator: np.random.Generator) -> list[Any]:
+    shape = (extents["B"], extents["H"], extents["T"])
+    q, k, v = (_normal(generator, (*shape, d), dtype) for d in (16, 16, extents["V"]))
+    return [q, k, v, np.zeros_like(v), 0.25, 0.5]
+
+
+def based_reference(
+    q: Any, k: Any, v: Any, out: Any = None, scale: float = 0.25, root: float = 0.5
+) -> tuple[np.ndarray, ...]:
+    """Sums of `(1 + s + s^2 / 2) v` over tokens that are seen, in float64."""
+    q, k, v = (np.asarray(x).astype(np.float64) for x in (q, k, v))
+    s = scale * (q @ k.swapaxes(2, 3))
+    return (np.tril(1 + s + s * s / 2) @ v,)
+
+
+def _delta_shape(batch: int, length: int, groups: int, heads: int) -> Shape:
+    items = (("B", batch), ("Hk", groups), ("H", heads), ("T", length), ("K", 128), ("V", 128))
+    return Shape(f"{batch}x{length} {groups}/{heads}", items)
+
+
+def _based_shape(length: int) -> Shape:
+    return Shape(f"B16 H16 N{length}", (("B", 16), ("H", 16), ("T", length), ("V", 64)))
+
+
 KERNELS: tuple[KernelSpec, ...] = (
     KernelSpec(
         name="matmul",
@@ -318,5 +378,32 @@ KERNELS: tuple[KernelSpec, ...] = (
         shapes=ATTENTION_SHAPES,
         small=(("B", 1), ("H", 4), ("Hkv", 4), ("Lq", 512), ("Lk", 512), ("D", 64)),
         configs=ATTENTION_CONFIGS,
+    ),
+    KernelSpec(
+        name="delta_rule",
+        kernel=delta_rule,
+        outputs=(4,),
+        make=_make_delta,
+        reference=delta_reference,
+        flops=lambda e: e["B"] * e["H"] * e["T"] * (256 * (e["K"] + e["V"]) + 6 * e["K"] * e["V"]),
+        num_bytes=_delta_bytes,
+        shapes=(
+            _delta_shape(1, 8192, 16, 64), _delta_shape(1, 8192, 16, 32),
+            _delta_shape(4, 8192, 16, 64), _delta_shape(1, 2048, 16, 64),
+        ),
+        small=(("B", 1), ("Hk", 1), ("H", 2), ("T", 130), ("K", 64), ("V", 64)),
+        configs=(Config("gated, norms", (("g", True), ("norm", True))),),
+    ),
+    KernelSpec(
+        name="based",
+        kernel=based,
+        outputs=(3,),
+        make=_make_based,
+        reference=based_reference,
+        flops=lambda e: e["B"] * e["H"] * e["T"] * (128 * (16 + e["V"]) + 640 * e["V"]),
+        num_bytes=lambda e, item: item * e["B"] * e["H"] * e["T"] * (32 + 2 * e["V"]),
+        shapes=tuple(_based_shape(length) for length in (1024, 4096, 16384)),
+        small=(("B", 1), ("H", 2), ("T", 130), ("V", 64)),
+        configs=(Config("4 stages", (("stages", 4),)),),
     ),
 )
