@@ -215,7 +215,8 @@ class ChunkScan:
             unit: what S is multiplied by to be such a state; None: 1.
         """
         features = q.kind.cols
-        width = features if features <= WHOLE else CHUNK if features % WHOLE else WHOLE
+        whole = features <= WHOLE or features % CHUNK  # 160 of Based are no parts of 64
+        width = features if whole else CHUNK if features % WHOLE else WHOLE
         totals = [tc.empty(rt[f32, CHUNK, width]) for _ in range(features // width)]
         sums, pipe = tc.empty(rt[f32, CHUNK, CHUNK]), self.pipe
 
