@@ -23,6 +23,7 @@ T, TI = DTypeVar("T", bf16, f16), DTypeVar("TI", f16, bf16)
 SHORT = 4096  # elements of a transform
 HELD = 256  # elements of a warp, of each sequence: a lane has 8 in a row, 16 bytes
 RUN = 8
+AHEAD = 8  # vectors of a warp that leave registers for the next row's
 
 
 def coefficients(outer, causal):
@@ -69,7 +70,8 @@ def fft_spread(X: gl[T, "B", "C", "L"], Z: gl[TI, "P", "C", "Q", 4096], *args, o
         warps: of a CTA.
     """
     parts, factors, where = 1 if causal else 2, coefficients(outer, causal), Rows(Z)
-    rows = tc.rows(where.count, warps=warps)
+    few = parts * outer * (1 + len(args)) <= AHEAD
+    rows = tc.rows(where.count, warps=warps, ahead=int(few))
 
     @rows.load
     def _(row):
@@ -81,10 +83,9 @@ def fft_spread(X: gl[T, "B", "C", "L"], Z: gl[TI, "P", "C", "Q", 4096], *args, o
     @rows.compute
     def _(row, *loaded):
         pair, channel, first = where.of(row)
-        loaded = [tc.cast(x, f32) for x in loaded]
-        x = loaded[: parts * outer]
-        if args:
-            x = [a * b for a, b in zip(x, loaded[parts * outer :], strict=True)]
+        x = [tc.cast(a, f32) for a in loaded[: parts * outer]]
+        for a, gate in zip(x, loaded[parts * outer :], strict=False):
+            tc.mul(a, tc.cast(gate, f32), out=a)
         for q in range(outer):
             re = im = None
             for r, c in enumerate(factors[q]):
@@ -100,7 +101,7 @@ def fft_gather(V: gl[TI, "P", "C", "Q", 4096], Y: gl[T, "B", "C", "L"], *args, o
                causal=False, warps=8):  # fmt: skip
     """Y of the convolutions V: the inverse of `fft_spread`, times a gate as Y if there is one."""
     parts, factors, where = 1 if causal else 2, coefficients(outer, causal), Rows(V)
-    rows = tc.rows(where.count, warps=warps)
+    rows = tc.rows(where.count, warps=warps, ahead=int(2 * outer <= AHEAD))
 
     @rows.load
     def _(row):
