@@ -15,7 +15,7 @@ from tilecat import DTypeVar, bf16, f16, f32, gl, rt, st
 
 from .fft_conv import SIDE as WIDE
 from .fft_conv import Constants, first, matrix
-from .fft_conv_parts import load_complex, times
+from .fft_conv_parts import THREADS, load_complex, times
 from .fft_conv_short import PAIR, ROWS, first_of_pairs, rows, sequences
 
 T, TI = DTypeVar("T", bf16, f16), DTypeVar("TI", f16, bf16)
@@ -28,7 +28,7 @@ def add_product(sums, x, y):
     tc.fma(x.re, y.im, tc.fma(-x.im, y.re, sums.im), out=sums.im)
 
 
-def accumulate(tiles, forward, transform, registers):
+def accumulate(tiles, forward, transform, registers, room=(), meet=None):
     """One step of a consumer: the transforms of x and dy, and their product.
 
     Args:
@@ -36,6 +36,7 @@ def accumulate(tiles, forward, transform, registers):
         forward: the first product, of which input tiles.
         transform: twiddles and F.
         registers: sums of the first product, of the second, values, spectrum of x, the sum.
+        room: tiles for the spectrum of x where registers are few; meet: the consumer's barrier.
     """
     (twiddles, plain), (before, acc, z, x, total) = transform, registers
     for number, tile in enumerate(tiles):
@@ -44,8 +45,14 @@ def accumulate(tiles, forward, transform, registers):
         tc.mma_AB(acc, z, plain, accumulate=False)
         tc.mma_wait()
         if number == 0:
-            tc.cast(acc.re, x.re.dtype, out=x.re)
-            tc.cast(acc.im, x.im.dtype, out=x.im)
+            kept = z if room else x
+            tc.cast(acc.re, kept.re.dtype, out=kept.re)
+            tc.cast(acc.im, kept.im.dtype, out=kept.im)
+            for place, part in zip(room, (z.re, z.im), strict=False):
+                tc.store(place, part)
+    if room:
+        meet()
+        x = load_complex(room)
     add_product(total, x, acc)
 
 
@@ -72,7 +79,8 @@ def fft_filter_64(U: gl[T, "B", "C", "R", 64], DY: gl[T, "B", "C", "R", 64],
                           last=False)  # fmt: skip
     constants.tensors = {"E0": E, "F": F, "T": W}
     x, dy = (pipe.input(st[U.dtype, WIDE, WIDE], count=parts * consumers) for _ in range(2))
-    acc, z, held, total = (complex_empty(t, WIDE) for t in (f32, F.dtype, F.dtype, f32))
+    acc, z, total = (complex_empty(t, WIDE) for t in (f32, F.dtype, f32))
+    places = tc.shared(st[F.dtype, WIDE, WIDE], 2 * consumers)
 
     @pipe.begin
     def _(task):
@@ -94,7 +102,9 @@ def fft_filter_64(U: gl[T, "B", "C", "R", 64], DY: gl[T, "B", "C", "R", 64],
         for _ in tc.range(steps):
             x.wait()
             both = [[s[pipe.consumer * parts + p] for p in range(parts)] for s in (x, dy)]
-            accumulate(both, lambda t: first(acc, left, t), between, (acc, acc, z, held, total))
+            accumulate(both, lambda t: first(acc, left, t), between, (acc, acc, z, None, total),
+                       [places[pipe.consumer * 2 + part] for part in range(2)],
+                       lambda: tc.barrier_sync(pipe.consumer + 1, THREADS))  # fmt: skip
             x.release()
         constants.release()
 
