@@ -1,0 +1,117 @@
+"""The delta rule and Based on a GPU against float64: outputs, states, packed sequences, steps."""
+
+import pytest
+
+pytestmark = pytest.mark.gpu
+
+torch = pytest.importorskip("torch")
+if not torch.cuda.is_available():
+    pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
+
+import tilecat as tc  # noqa: E402
+import tilecat.torch as tct  # noqa: E402
+from tilecat import based_call, delta_rule_call  # noqa: E402
+
+LIMIT = 6.3e-3  # as on the PTX machine
+
+
+@pytest.fixture(autouse=True)
+def poisoned(monkeypatch):
+    """What the calls allocate is NaN until it is written."""
+    torch.manual_seed(0)
+    for module in (based_call, delta_rule_call):
+        allocate = module.allocator
+        monkeypatch.setattr(
+            module, "allocator",
+            lambda *args, allocate=allocate: lambda: allocate(*args)().fill_(float("nan")),
+        )  # fmt: skip
+
+
+def normal(*shape):
+    return torch.randn(*shape, device="cuda").bfloat16()
+
+
+def close(got, exact, limit=LIMIT):
+    error = (got.double() - exact).norm() / exact.norm()
+    assert error <= limit, float(error)
+
+
+def inputs(batch, length, groups, heads, dim, columns):
+    """q, k, v, g, beta."""
+    gates = torch.rand(2, batch, length, heads, device="cuda")
+    q, k = normal(batch, length, groups, dim), normal(batch, length, groups, dim)
+    return q, k, normal(batch, length, heads, columns), -0.1 * gates[0], gates[1]
+
+
+def exact(q, k, v, g, beta, state=None):
+    """Token by token, q and k over their norms."""
+    q, k, v, g, beta = (x.double().transpose(1, 2) for x in (q, k, v, g, beta))
+    q, k = (x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt() for x in (q, k))
+    q, k = (x.repeat_interleave(v.shape[1] // x.shape[1], 1) for x in (q, k))
+    s = v.new_zeros(*v.shape[:2], k.shape[3], v.shape[3]) if state is None else state.double()
+    rows = []
+    for t in range(v.shape[2]):
+        s = s * g[:, :, t, None, None].exp()
+        new = v[:, :, t] - (k[:, :, t, None] @ s)[:, :, 0]
+        s = s + k[:, :, t, :, None] * (beta[:, :, t, None] * new)[:, :, None]
+        rows.append((q[:, :, t, None] @ s)[:, :, 0] * q.shape[3] ** -0.5)
+    return torch.stack(rows, 1), s
+
+
+@pytest.mark.parametrize(
+    "shape", [(2, 300, 2, 4, 128, 128), (1, 130, 1, 2, 20, 9), (1, 1, 1, 131, 64, 64)], ids=str
+)
+def test_delta_rule_and_its_step(shape):
+    given = inputs(*shape)
+    options = {"use_qk_l2norm_in_kernel": True}
+    for _ in range(2):  # the second call is one seen before
+        o, state = tc.gated_delta_rule(*given, output_final_state=True, **options)
+        wanted, last = exact(*given)
+        close(o, wanted)
+        close(state, last)
+    one = inputs(shape[0], 1, *shape[2:])
+    wanted, last = exact(*one, state)
+    close(tc.gated_delta_rule_step(*(x[:, 0] for x in one), state, **options), wanted[:, 0])
+    close(state, last, 1e-5)
+
+
+def test_packed_sequences():
+    given = inputs(1, 300, 2, 4, 128, 128)
+    starts = torch.tensor([0, 0, 1, 65, 130, 300], dtype=torch.int32, device="cuda")
+    o, state = tc.gated_delta_rule(*given, cu_seqlens=starts, output_final_state=True,
+                                   use_qk_l2norm_in_kernel=True)  # fmt: skip
+    ends = starts.tolist()
+    assert not state[0].any()
+    for i, (a, z) in enumerate(zip(ends[1:], ends[2:], strict=False), 1):
+        wanted, last = exact(*(x[:, a:z] for x in given))
+        close(o[:, a:z], wanted)
+        close(state[i : i + 1], last)
+
+
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize(
+    ("heads", "length", "columns"), [(1, 1, 64), (131, 300, 64), (2, 1000, 112)]
+)
+def test_based(heads, length, columns, norm):
+    q, k, v = (normal(1, heads, length, d) for d in (16, 16, columns))
+    s = q.double() @ k.double().mT / 4
+    w = torch.tril(1 + s + s * s / 2)
+    wanted = w @ v.double()
+    wanted = wanted / (w.sum(-1, keepdim=True) + 1e-6) if norm else wanted
+    close(tc.based(q, k, v, use_norm=norm)[0], wanted)
+
+
+def test_graphs_replay_the_operators():
+    given = inputs(1, 300, 2, 4, 64, 64)
+
+    def call():
+        return tct.chunk_gated_delta_rule(*given, use_qk_l2norm_in_kernel=True)[0]
+
+    wanted, graph = call(), torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        out = call()
+    out.fill_(float("nan"))
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(out, wanted)
