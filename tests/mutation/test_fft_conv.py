@@ -1,0 +1,122 @@
+"""Every synchronisation of a convolution's kernel with a gate, deleted in turn, is found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pytest
+from test_fft_conv import LIMITS, error, exact, numbers
+
+from tilecat import f16, sim
+from tilecat.binding import bind
+from tilecat.codegen.module import PtxModule
+from tilecat.fft_plans import plan_of
+from tilecat.fft_spectra import spectrum_of, tables_of
+from tilecat.kernels.fft_conv import fft_conv_64
+from tilecat.kernels.fft_conv_short import fft_conv_32
+from tilecat.runtime import machine
+from tilecat.runtime.arrays import view
+
+from .deletions import Mutant, deletions, unlisted
+from .subjects import NO_OUTPUT, Subject, verdict
+
+# Why a deletion leaves a right program; tests/mutation/equivalents.py says it at length.
+EQUIVALENT = {
+    "all: fence.mbarrier_init #1": "kernels of one CTA do without",
+    "consumer: setmaxnreg.inc #1": "only ptxas can object",
+    "producer: cp.async.bulk.wait_group.read #2": "a ring of one stage has waited before",
+    "consumer: bar.sync #3": "the products that read the tile are the whole warpgroup's",
+    **{f"producer: cp.async.bulk.commit_group #{n}": "the next one closes both groups"
+       for n in range(1, 8)},
+    # Products of four sums at a time, of two at last, are waited for together.
+    **{f"consumer: wgmma.commit_group #{n}": "the next one closes both groups"
+       for n in (1, 2, 3, 5, 6, 7, 9, 10, 11, 13)},
+    **{f"consumer: wgmma.fence #{n}": "the fence before covers these registers too"
+       for n in (2, 3, 4, 6, 7, 8, 10, 11, 12, 13, 14)},
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Convolution(Subject):
+    """A kernel on a few channels, with a gate before and one behind."""
+
+    @cached_property
+    def kernel_function(self) -> Any:
+        """The kernel."""
+        return fft_conv_64 if dict(self.extents)["L"] == 4096 else fft_conv_32
+
+    def given(self) -> tuple[Any, ...]:
+        """U, k and the gates."""
+        size = dict(self.extents)
+        shape = size["B"], size["C"], size["L"]
+        u, k = numbers(*shape, size["L"], f16)
+        return u, k, *(numbers(*shape, 1, f16, seed)[0] for seed in (1, 2))
+
+    def arguments(self) -> list[Any]:
+        """Fresh arguments: the same inputs every time, outputs NaN."""
+        u, k, *gates = self.given()
+        params = dict(self.params)
+        plan = plan_of("fft_conv", u.shape[2], bool(params["causal"]))
+        y, rows = np.full_like(u, np.nan), (*u.shape[:2], plan.rows, plan.cols)
+        names = "in_gate", "out_gate"
+        given = [x for name, x in zip(names, gates, strict=True) if params.get(name)]
+        shaped = [x.reshape(rows) for x in (y, *given)]
+        spectrum, tables = spectrum_of(plan, k, u, "f16"), tables_of(plan, u, "f16")
+        return [u.reshape(rows), spectrum, *tables, *shaped]
+
+    @cached_property
+    def module(self) -> PtxModule:
+        """The PTX module."""
+        views = [view(x) for x in self.arguments()]
+        bound = bind(self.kernel_function.signature, views, dict(self.params))
+        return self.kernel_function.specialize(bound.specialization, self.target).module
+
+    def run(self, text: str, seed: int) -> tuple[sim.Result, str]:
+        """Runs a text in place of the kernel's own: see `Subject`."""
+        args = self.arguments()
+        result = sim.run(
+            text, grid=self.ctas,
+            args=[machine.argument(param, [view(x) for x in args], NO_OUTPUT)
+                  for param in self.module.params],
+            smem_bytes=self.module.smem_bytes, table=self.module.table, seed=seed, limit=40_000,
+        )  # fmt: skip
+        u, k, *gates = self.given()
+        names, params = ("in_gate", "out_gate"), dict(self.params)
+        gates = [x if params.get(name) else None for name, x in zip(names, gates, strict=True)]
+        wanted = exact(u, k, bool(params["causal"]), *gates)
+        return result, "" if error(args[6].reshape(u.shape), wanted) < 2 * LIMITS["f16"] else "far"
+
+
+def _subject(batch: int, channels: int, length: int, **params: Any) -> Convolution:
+    extents = (("B", batch), ("C", channels), ("L", length))
+    return Convolution(f"fft_conv {length}", "fft_conv", extents, tuple(params.items()))
+
+
+SUBJECTS = (_subject(5, 9, 1024, causal=False, cols=32, consumers=2, stages=2, in_gate=True),)
+SHARE = 7  # one deletion of so many is tried by default
+
+
+def check(subject: Convolution, mutant: Mutant) -> str:
+    """What is wrong with a mutant's fate; "" if it is found, or listed and not found."""
+    found = any(verdict(subject, mutant.text, seed) for seed in (0, 1, 2))
+    return "" if found != (mutant.name in EQUIVALENT) else f"{mutant.name}: {mutant.shown}"
+
+
+@pytest.mark.parametrize("subject", SUBJECTS, ids=lambda subject: subject.name)
+def test_the_kernel_itself_is_right(subject):
+    assert not unlisted(subject.text)
+    for seed in range(2):
+        assert not verdict(subject, subject.text, seed)
+
+
+@pytest.mark.parametrize("subject", SUBJECTS, ids=lambda subject: subject.name)
+@pytest.mark.parametrize("share", [
+    part if part == 0 else pytest.param(part, marks=pytest.mark.full) for part in range(SHARE)
+])  # fmt: skip
+def test_deletions_are_found(subject, share):
+    chosen = [one for number, one in enumerate(deletions(subject.text)) if number % SHARE == share]
+    wrong = [fault for one in chosen if (fault := check(subject, one))]
+    assert chosen and not wrong, "\n".join(wrong)
