@@ -55,7 +55,7 @@ def relative(got: torch.Tensor, exact: torch.Tensor) -> float:
 
 
 def rotary_problem(heads_first: bool, tokens: int) -> Problem:
-    """B16 H16 D128; one CTA for every four tiles of tokens and heads beside the persistent grid."""
+    """B16 H16 D128; a persistent grid beside the one in order."""
     shape = (16, 16, tokens, 128) if heads_first else (16, tokens, 16, 128)
     x, out = normal(*shape), torch.empty(shape, device="cuda", dtype=BF16)
     rows, turned = (v.transpose(1, 2) if heads_first else v for v in (x, out))
@@ -69,10 +69,10 @@ def rotary_problem(heads_first: bool, tokens: int) -> Problem:
         a, b = x[..., :64].float(), x[..., 64:].float()
         return torch.cat((a * c - b * s, b * c + a * s), -1).to(BF16)
 
-    def by_tasks() -> None:
+    def persistent() -> None:
         none = rows[:, :, :0], turned[:, :, :0]
         rotary(cos, sin, rows, turned, *none, tokens, 0, R=64, D=128, cols=64, heads=4, warps=4,
-               blocks=3, grid=-(-tokens // 16) * 16)  # fmt: skip
+               blocks=3)  # fmt: skip
 
     def error() -> float:
         got = tc.apply_rotary(rows[:1, :100], cos, sin).transpose(1, 2)
@@ -84,7 +84,7 @@ def rotary_problem(heads_first: bool, tokens: int) -> Problem:
     compiled = torch.compile(plain)
     layout = "BHND" if heads_first else "BNHD"
     return Problem(f"rotary {layout} N{tokens}", 4 * x.numel(), {
-        "tilecat": lambda: tc.apply_rotary(rows, cos, sin, inplace=True), "a task a warp": by_tasks,
+        "tilecat": lambda: tc.apply_rotary(rows, cos, sin, inplace=True), "persistent": persistent,
         "torch.compile": lambda: compiled(x), "copy": lambda: out.copy_(x),
     }, error)  # fmt: skip
 
@@ -99,9 +99,9 @@ def norm_problem(rows: int, dim: int, p: float = 0.1) -> Problem:
     def ours() -> Any:
         return tc.layer_norm_fn(x, w, b, r, 1e-5, p, prenorm=True, seed=seed)
 
-    def by_rows() -> None:
+    def persistent() -> None:
         norm_forward(x, y, 1e-5, int(p * 2**32), 1 / (1 - p), w, b, r, h, seed, D=dim, given=named,
-                     warps=8, blocks=4, ahead=0, hold=False, grid=-(-rows // 8))  # fmt: skip
+                     warps=4, blocks=3, ahead=1, hold=True)  # fmt: skip
 
     def error() -> float:
         got, added = tc.layer_norm_fn(x[:64], w, b, r[:64], 1e-5, prenorm=True)
@@ -113,10 +113,10 @@ def norm_problem(rows: int, dim: int, p: float = 0.1) -> Problem:
         return F.layer_norm(added, (dim,), w, b, 1e-5), added
 
     compiled, wide, pair = torch.compile(plain), normal(2, rows, dim), normal(2, rows, dim)
-    calls = {"tilecat": ours, "a row a warp": by_rows, "torch.compile": lambda: compiled(x, r),
+    calls = {"tilecat": ours, "persistent": persistent, "torch.compile": lambda: compiled(x, r),
              "copy": lambda: pair.copy_(wide)}  # fmt: skip
     if dim > 1024:
-        del calls["a row a warp"]
+        del calls["persistent"]
     return Problem(f"dropout residual layernorm {rows}x{dim}", 8 * x.numel(), calls, error)
 
 

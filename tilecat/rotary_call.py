@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from .errors import DTypeError, LayoutError
-from .kernels.rotary import rotary
+from .kernels.rotary import TOKENS, rotary
 from .row_arguments import FLOATS, array_of, check_devices, first_that_fits
 from .runtime.arrays import ArrayView, empty, view
 
+HEADS, WARPS = 2, 4  # of a warp with one load of cosines; of a CTA
 _fitting: dict[Any, int] = {}
 Options = tuple[bool, bool, Any, Any, Any, bool]  # those of a call, in its order
 
@@ -106,20 +107,34 @@ def turned(call: str, given: dict[str, Any], cos: Any, sin: Any, options: Option
     more = [*([] if starts is None else [starts]), *([] if moved is None else [moved])]
     params = {"R": pairs, "D": dim, "interleaved": bool(interleaved), "conjugate": bool(conjugate),
               "packed": starts is not None, "offsets": moved is not None}  # fmt: skip
+    sequences = view(starts).shape[0] - 1 if starts is not None else first.shape[0]
+    heads = [array.shape[-2] for array in arrays.values()]
     first_that_fits(
-        rotary, _fitting, (first.dtype, view(cos).dtype, *params.values()), configs(pairs),
+        rotary, _fitting, (first.dtype, view(cos).dtype, *params.values()),
+        configs(pairs, sequences * -(-longest // TOKENS), heads),
         lambda config: rotary(cos, sin, *whole[0], *whole[1], longest, fixed, *more, **params,
                               **config),
     )  # fmt: skip
     return tuple(outs)
 
 
-def configs(pairs: int) -> list[dict[str, Any]]:
-    """Tiles and warps, the fastest first: those behind need fewer registers."""
-    widest = min(64, -(-pairs // 8) * 8)
-    return [{"cols": cols, "heads": 4, "warps": 4, "blocks": blocks}
-            for cols, blocks in ((widest, 3), (widest, 2), (min(widest, 32), 3),
-                                 (min(widest, 16), 2))]  # fmt: skip
+def configs(pairs: int, blocks: int, heads: list[int]) -> list[dict[str, Any]]:
+    """Tiles and warps, the fastest first: those behind need fewer registers.
+
+    A warp takes two tasks of 16 tokens of two heads, so that the grid asks for memory in order.
+
+    Args:
+        pairs: of a row.
+        blocks: of 16 tokens of all sequences.
+        heads: of x, or of q and of k.
+    """
+    widest, found = min(64, -(-pairs // 8) * 8), []
+    groups = sum(-(-count // HEADS) for count in heads)
+    for cols, each in ((widest, 3), (widest, 2), (min(widest, 32), 3), (min(widest, 16), 2)):
+        tasks = blocks * -(-pairs // cols) * groups
+        found.append({"cols": cols, "heads": HEADS, "warps": WARPS, "blocks": each,
+                      "grid": max(1, -(-tasks // (2 * WARPS)))})  # fmt: skip
+    return found
 
 
 def _check(

@@ -1,7 +1,7 @@
 """Dropout, residual and layernorm (or RMSNorm) of rows in one pass, and its gradients.
 
-A row lies in the registers of a warp, or of the warps of a CTA; the next one is loaded while one is
-computed. Statistics are two-pass, in f32. Nothing is kept of the dropout's mask: Philox makes it
+A row lies in the registers of a warp, or of the warps of a CTA; the next one may be loaded before.
+Statistics are two-pass, in f32. Nothing is kept of the mask of a dropout: Philox makes it
 again from (seed, offset, row, column / 4).
 """
 
