@@ -29,6 +29,8 @@ FULL = 0.66  # of the SMs: fewer CTAs cannot take all of the memory's rate
 # to 128 features (docs/design/chunk-scan.md); together with the producer's all there are.
 REGISTERS = (96, 192)
 PAIRED = (80, 136)  # of one of two CTAs of an SM, with up to 64 features
+# Of two warpgroups of the score role that take chunks in turn, and of each of the state role.
+IN_TURN = {64: (88, 136), 128: (112, 200)}
 
 
 def check(
@@ -140,6 +142,7 @@ def check_devices(name: str, arrays: dict[str, Any]) -> None:
 def plan(
     like: Any, tensors: tuple[Any, ...], features: int, columns: int, heads: tuple[int, int],
     *, shared: bool = False, more: int = 0, eased: bool = False, gated: bool = False,
+    scores: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
     """Parameters of a kernel: heads and slices of 64 columns of a CTA, stages, registers.
 
@@ -154,18 +157,21 @@ def plan(
         more: further inputs like V.
         eased: the state role had too few registers.
         gated: gates of tokens are loaded.
+        scores: they take longer than the state: two warpgroups make them, in turn.
     """
     sequences, of_each = heads
     blocks, units = -(-columns // CHUNK), sequences * of_each
     enough = FULL * num_sms(view(like).device)
-    count, slices, ctas = 1, 1, 1
+    count, slices, ctas, turns = 1, 1, 1, 1
     if features <= 64 and blocks == 1 and gated and not eased and units >= 2 * enough:
         ctas = 2  # an H200: 0.271 ms, two heads of a CTA 0.298 (B 16, H 16, T 8192, 2026-11)
     elif features <= 128 and not eased and all(reached(x) for x in tensors):
+        pairs = of_each % 2 == 0 and units // 2 >= enough
         if blocks > 1 and units * -(-blocks // 2) >= enough:
             slices = 2
-        elif blocks == 1 and of_each % 2 == 0 and units // 2 >= enough:
+        elif blocks == 1 and pairs and not (scores and features > 64):
             count = 2
+        turns = 2 if scores and (count == 2 or features > 64 and slices == 1) else 1
     stage = (1 if shared else count) * 2 * CHUNK * 2 * features
     stage += (1 + more) * count * slices * TILE_BYTES
     beside = DEPTH * (count + count * slices) * TILE_BYTES + BESIDE
@@ -174,9 +180,12 @@ def plan(
         arch.limit("shared_bytes_per_sm") // ctas - arch.limit("shared_bytes_reserved")
     )  # fmt: skip
     registers = PAIRED if ctas > 1 else REGISTERS if count * slices > 1 else (None, None)
+    if turns == 2:
+        registers = IN_TURN[64 if features <= 64 else 128]
     return {
         "dim": features, "heads": count, "slices": slices, "blocks_per_sm": ctas,
         "stages": max(1, min(MAX_STAGES, (room - beside) // stage)), "registers": registers,
+        "turns": turns,
     }  # fmt: skip
 
 

@@ -160,7 +160,7 @@ class _Call:
         params = plan(
             self.x, (*tensors, *more.values()), check_features("ssd", "N", view(self.B).shape[3]),
             dim, (sequences * groups, heads // groups), shared=True, more=int(z is not None),
-            eased=eased,
+            eased=eased, scores=True,
         )  # fmt: skip
         limits = not (self.softplus and self.limit == NO_LIMIT)
         wanted = {"softplus": self.softplus, "limits": limits, "names": tuple(more)}
