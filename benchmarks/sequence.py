@@ -19,7 +19,6 @@ import torch
 
 import tilecat as tc
 from tilecat.bench import METHOD, record
-from tilecat.kernels.ssd import ssd as mamba_kernel
 from tilecat.testing import do_bench, ratio
 
 COPY_BYTES = 1 << 29
@@ -133,16 +132,6 @@ def ssd(x: Any, dt: Any, a: Any, b: Any, c: Any, skip: Any, bias: Any) -> Any:
     return tc.ssd(x, dt, a, b, c, D=skip, dt_bias=bias, dt_softplus=True)
 
 
-def ssd_in_turn(x: Any, dt: Any, a: Any, b: Any, c: Any, skip: Any, bias: Any) -> Any:
-    """The same, scores by two warpgroups in turn."""
-    out, size = torch.empty_like(x), b.shape[3]
-    x, dt, b, c, to = (y.transpose(1, 2) for y in (x, dt, b, c, out))
-    shape = {"heads": 2, "registers": (88, 136)} if size <= 64 else {"registers": (112, 200)}
-    mamba_kernel(x, dt, a, b, c, to, 0.0, 0.0, skip, bias, names=("D", "bias"), softplus=True,
-                 dim=size, stages=3, turns=2, **shape)  # fmt: skip
-    return out
-
-
 def exact_mamba(x: Any, dt: Any, a: Any, b: Any, c: Any, skip: Any, bias: Any) -> torch.Tensor:
     heads = x.shape[2]
     x, b, c, dt = (y.double().transpose(1, 2) for y in (x, b, c, dt))
@@ -157,8 +146,7 @@ def mamba_problem(**extents: int) -> Problem:
     label = " ".join(f"{key}{value}" for key, value in extents.items())
     small = {**extents, "B": 1, "T": 1000}
     moved = tokens * (heads * (4 * extents["P"] + 4) + 4 * groups * extents["N"])
-    peers = {"scores in turn": ssd_in_turn}
-    return Problem(f"ssd {label}", extents, mamba, ssd, exact_mamba, small, moved, peers)
+    return Problem(f"ssd {label}", extents, mamba, ssd, exact_mamba, small, moved)
 
 
 MAMBA = (
