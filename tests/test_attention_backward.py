@@ -108,7 +108,8 @@ def sigmoid(x):
 
 
 @pytest.mark.parametrize("dim", [64, 128])
-@pytest.mark.parametrize("kind", ["softcap", "bias", "key bias", "alibi", "function", "mask"])
+@pytest.mark.parametrize("kind", ["softcap", "bias", "key bias", "alibi", "function", "mask",
+                                  "multiple"])  # fmt: skip
 def test_gradients_through_scores(kind, dim):
     size, rng = (1, 2, 1, 100, 200), np.random.default_rng(5)
     i, j = positions(size)
@@ -123,6 +124,7 @@ def test_gradients_through_scores(kind, dim):
                   lambda s: (s - abs(i - j) * slopes[:, None, None], 1.0)),
         "function": ({"score_mod": lambda s, at: s * tc.sigmoid(s)},
                      lambda s: (s * sigmoid(s), sigmoid(s) * (1 + s * (1 - sigmoid(s))))),
+        "multiple": ({"score_mod": lambda s, at: 3.0 * s}, lambda s: (3 * s, 3.0)),
         "mask": ({"mask_mod": (lambda at, far: abs(at.queries - at.keys) <= far, 50)}, None),
     }[kind]  # fmt: skip
     seen = abs(i - j) <= 50 if kind == "mask" else None

@@ -8,12 +8,14 @@ import tilecat as tc
 from tilecat import st
 
 from ..language.scalars import minimum_of, select
+from ..language.values import RegTile
 from ..pipeline.scheduler import Task
 from .attention_rows import ROWS
 from .attention_scores import maximum_of
 from .attention_scores import packed as packed_tasks
 from .score_mods import At
 
+FEW = 32  # queries whose scores functions change at a time: all that they compute takes registers
 L2_BYTES = 32 << 20  # of Q, dO and dQ to work on at a time; an H200 has 60 MB (h200-peers.md)
 
 
@@ -21,11 +23,26 @@ def scores(s, mods, sight, place, masked):
     """Makes scores of products at (batch, head, query, key); their slope, or None, and place."""
     *_, row, col = place
     at = At(s, *place, row + sight.first_query, col + sight.first_key, transposed=True)
-    slope = mods.slope(s, at)
-    mods.hide(s, at)
+    slope = changed(s, mods, at) if mods.change or mods.mods.mask is not None else None
     if masked:
         sight.mask(s.T, row, col, ends=True)
     return slope, at
+
+
+def changed(s, mods, at):
+    """Scores of products, of few queries at a time; their slope, a tile or a number, or None."""
+    found = []
+    for first in range(0, s.type.cols, FEW):
+        part = s[:, first : first + FEW]
+        here = replace(at, scores=part, row=at.row + first, first_row=at.first_row + first)
+        found.append(mods.slope(part, here))
+        mods.hide(part, here)
+    if not isinstance(found[0], RegTile):
+        return found[0]
+    slope = tc.empty(s.type)
+    for i, part in enumerate(found):
+        tc.copy(slope[:, i * FEW : (i + 1) * FEW], part)
+    return slope
 
 
 def tasks_of(order, sight, K, group, sizes, starts):
