@@ -136,8 +136,9 @@ def _example(pair: tuple[Any, Any]) -> list[Compiled]:
 
 
 EXAMPLES = tuple((example, family) for family in FAMILIES for example in family.examples)
-# Synchronisation by hand, and debugging: few cases of the tables have them.
-BY_HAND = tuple(p for p in EXAMPLES if "by hand" in p[1].title or "debug" in p[1].title)
+# Synchronisation by hand, debugging, loads of tensor memory: few cases of the tables have them.
+RARE = ("by hand", "debug", "Tensor memory")
+BY_HAND = tuple(pair for pair in EXAMPLES if any(word in pair[1].title for word in RARE))
 
 TABLES = (
     CaseTable("maps, reductions, control", ops_cases.CASES, _op, ops_cases.CASES[::4]),

@@ -232,7 +232,8 @@ def reduced(rows: int, shape: str, dtype: DType, name: str, options: dict, cols:
     return kernel
 
 
-@pytest.mark.parametrize(("name", "options", "want"), REDUCED, ids=str)
+@pytest.mark.parametrize(("name", "options", "want"), REDUCED,
+                         ids=[f"{name} {options}" for name, options, _ in REDUCED])  # fmt: skip
 @pytest.mark.parametrize(("rows", "shape"), [(128, "32x32b"), (64, "16x32bx2")])
 def test_loads_reduce_rows(rows: int, shape: str, name: str, options: dict, want: Any):
     x = numbers(f32, rows, 96)
@@ -298,7 +299,7 @@ ERRORS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("body", "kind", "text"), ERRORS)
+@pytest.mark.parametrize(("body", "kind", "text"), ERRORS, ids=[e[2] for e in ERRORS])
 def test_shapes_have_rules(body: Any, kind: type[TileError], text: str):
     refused(body, kind, text)
 
