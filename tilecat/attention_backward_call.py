@@ -14,6 +14,7 @@ from .kernels.attention_rows import ROWS, attention_delta, attention_dq
 from .kernels.attention_scores import Mods
 from .kernels.score_mods import alibi
 from .ready import Launch, again, key_of, remember
+from .row_arguments import first_that_fits
 from .runtime.arrays import ArrayView, allocator, view
 
 HALVES = ("bf16", "f16")
@@ -28,6 +29,14 @@ CONFIGS: dict[int, dict[str, Any]] = {
 }
 APART = 192  # columns from which registers hold dK or dV of 64 keys, not both: two launches
 APART_BENT = 128  # of scores that have a slope, and of windows with scores that change
+# What one launch, two or three make: each holds less in registers than those of the line before.
+# Where they are not enough still, which depends on the functions of scores, the next line runs.
+PASSES: tuple[dict[str, Any], ...] = (
+    {"passes": (("dq", "dk", "dv"),)},
+    {"passes": (("dv",), ("dq", "dk"))},
+    {"passes": (("dv",), ("dk",), ("dq",))},
+)
+_fitting: dict[Any, int] = {}  # how many lines further than the first to try
 TILE_DIMS = tuple(CONFIGS)
 
 
@@ -111,7 +120,6 @@ def _run(
         config |= {"tile_q": ROWS, "held": False}
     rows, sequences = config["tile_q"], view(starts[0]).shape[0] - 1 if starts else 1
     apart = max(wide.values()) >= (APART_BENT if bent else APART)
-    passes = (("dv",), ("dk",)) if apart else (("dk", "dv"),)
     cut = parts_of(wide["dim"], rows, config["consumers"])
     behind = (queries // rows + sequences) * rows  # as `blocks_of` counts blocks
     part = ROWS * wide["dim"] // cut
@@ -125,18 +133,28 @@ def _run(
     main = {"order": "longest" if edges.left or edges.right else "sequence", "edges": edges,
             "mods": mods, "packed": bool(starts), "ordered": ordered, "biased": biased}  # fmt: skip
     main_args = (float(scale), *starts, *turns, *of_bias, *args, *more)
-    launches = (
-        Launch(attention_delta, (out, dout, lse, lse2, delta, sums), starts[:1],
-               {**wide, "part": part, "tile_q": rows}),
-        *(Launch(kernel, (q, k, v, dout, lse2, delta, sums, *gradients[1:]), main_args,
-                 {**main, **wide, **config, "part": part, "grads": grads}) for grads in passes),
-        Launch(attention_dq, (sums, gradients[0]), (float(scale), *starts[:1]),
-               {"dim": wide["dim"], "part": part, "tile_q": rows}),
-    )  # fmt: skip
-    for launch in launches:
-        launch.run()
+    params = {**main, **wide, **config, "part": part}
+    before = Launch(attention_delta, (out, dout, lse, lse2, delta, sums), starts[:1],
+                    {**wide, "part": part, "tile_q": rows})  # fmt: skip
+    after = Launch(attention_dq, (sums, gradients[0]), (float(scale), *starts[:1]),
+                   {"dim": wide["dim"], "part": part, "tile_q": rows})  # fmt: skip
+
+    tensors = (q, k, v, dout, lse2, delta, sums, *gradients[1:])
+
+    def run(line: dict[str, Any]) -> list[Launch]:
+        made = [Launch(kernel, tensors, main_args, params | {"grads": x}) for x in line["passes"]]
+        return _ran([before, *made, after])
+
+    launches = first_that_fits(kernel, _fitting, (dtype, *params.values()), PASSES[apart:], run)
     remember(key, given, makers, (*gradients, *made[3:]), launches)
     return made[:3] + tuple(_like(x, options.bias) for x in of_bias)
+
+
+def _ran(launches: list[Launch]) -> list[Launch]:
+    """Launches, after they have run."""
+    for launch in launches:
+        launch.run()
+    return launches
 
 
 def _has_slope(options: Options) -> bool:

@@ -35,7 +35,7 @@ T = DTypeVar("T", bf16, f16)
 MEETING = 9  # named barrier where dS of all consumers is there
 COLUMNS = 64  # whose statistics are in registers at a time
 REGISTERS = 240  # of a consumer of two: what setmaxnreg leaves beside a producer with 24
-PLAIN, UNCHANGED, BOTH = Edges(), Mods(), ("dk", "dv")
+PLAIN, UNCHANGED, ALL = Edges(), Mods(), ("dq", "dk", "dv")
 
 
 @dataclass(eq=False)
@@ -51,7 +51,7 @@ class Consumer:
         side: which half of `shared_ds` is written, 0 or 1, a variable.
         held: whether dS lies in registers too, as the A operand of dK.
         turns: counters of the parts of dQ, to which blocks of keys then add in order; or None.
-        grads: what is made: "dv", "dk" (and dQ), or both where registers hold both.
+        grads: what is made, of "dq", "dk", "dv": all where registers hold all.
         biased: the bias's gradient, to which scores' are added; or None.
     """
 
@@ -78,6 +78,8 @@ class Consumer:
         self.cuts = self.parts * self.tall // self.count  # of its share of dQ, one after another
         self.late = rows > ROWS  # P is rounded after dS, with fewer registers
         self.sides = min(self.count, 2)
+        self.with_ds = self.grads != ("dv",)
+        self.biased = self.biased if "dq" in self.grads else None  # added once
         self.shared_ds = tc.shared(st[dtype, ROWS, rows], self.sides * self.count)
         self.s, self.dp = tc.empty(rt[f32, ROWS, rows]), tc.empty(rt[f32, ROWS, rows])
         self.p, self.ds = tc.empty(rt[dtype, ROWS, rows]), tc.empty(rt[dtype, ROWS, rows])
@@ -101,7 +103,8 @@ class Consumer:
             sums: where dQ is added.
         """
         for name in self.grads:
-            tc.fill(getattr(self, name), 0.0)
+            if name != "dq":
+                tc.fill(getattr(self, name), 0.0)
         self.k.wait()
         for member in tc.range(group):
             for some in ranges:
@@ -126,7 +129,7 @@ class Consumer:
         mine, s, dp = self.pipe.consumer, self.s, self.dp
         self.q.wait()
         tc.mma_ABt(s, self.k[mine], self.q, accumulate=False)
-        ahead = "dk" in self.grads and not self.mods.sloped  # P is made while dP is under way
+        ahead = self.with_ds and not self.mods.sloped  # P is made while dP is under way
         if ahead:
             tc.mma_ABt(dp, self.v[mine], self.do, accumulate=False)
         tc.mma_wait(1 if ahead else 0)
@@ -136,15 +139,15 @@ class Consumer:
             tc.exp2(tc.fma(part, self.mods.unit, -lse, out=part), out=part)
         if "dv" in self.grads and not self.late:
             tc.cast(s, self.p.dtype, out=self.p)
-        if "dk" in self.grads:
+        if self.with_ds:
             self.make_ds(slope, here, ahead)
         if self.late:
             tc.cast(s, self.p.dtype, out=self.p)
         if "dv" in self.grads:
             tc.mma_AB(self.dv, self.p, self.do)
-        if "dk" in self.grads:
+        if self.with_ds:
             tc.store(self.ds_of(mine), self.ds)
-            self.add_dk(task, at, sums)
+            self.use_ds(task, at, sums)
         else:
             tc.barrier_sync(mine + 1, 128)  # all threads have read the statistics
         tc.mma_wait()
@@ -178,12 +181,12 @@ class Consumer:
         """DS of a consumer's keys in shared memory, where it is written now."""
         return self.shared_ds[(self.side if self.sides > 1 else 0) * self.count + consumer]
 
-    def add_dk(self, task, at, sums):
+    def use_ds(self, task, at, sums):
         """DQ and dK of dS; dK is left under way."""
         tc.fence_async()
         tc.barrier_sync(MEETING, 128 * self.count)
         mine = self.pipe.consumer
-        for cut in range(self.cuts):
+        for cut in range(self.cuts if "dq" in self.grads else 0):
             share, last = mine * self.cuts + cut, cut == self.cuts - 1
             for i in range(self.count):
                 ds, k = self.ds_of(i), self.k[i].tile
@@ -191,10 +194,17 @@ class Consumer:
                 k = k if self.parts == 1 else k.part(share, self.parts)
                 tc.mma_AtB(self.dq, ds, k, accumulate=i > 0)
             if last:
-                tc.mma_AB(self.dk, self.ds if self.held else self.ds_of(mine), self.q)
-            tc.mma_wait(1 if last and self.turns is None else 0)
+                self.add_dk()
+            tc.mma_wait(1 if last and "dk" in self.grads and self.turns is None else 0)
             part = (task.block + at[2]) * (self.count * self.cuts) + share
             self.add(sums, (*at[:2], part), task.tile)
+        if "dq" not in self.grads:
+            self.add_dk()
+
+    def add_dk(self):
+        """DK of dS, if it is made; left under way."""
+        if "dk" in self.grads:
+            tc.mma_AB(self.dk, self.ds if self.held else self.ds_of(self.pipe.consumer), self.q)
 
     def results(self, dK, dV, scale):
         """What a task has made: where it goes, the sums, their columns."""
@@ -218,7 +228,7 @@ def attention_backward(
     Sums: inout[f32, "B", "H", "parts", "part"], dK: gl[T, "B", "Hkv", "Lk", "D"],
     dV: gl[T, "B", "Hkv", "Lk", "Dv"], scale: f32, *args, dim, dim_v, part, consumers=2, stages=2,
     tile_q=ROWS, held=False, order="sequence", edges=PLAIN, mods=UNCHANGED, packed=False,
-    ordered=False, biased=False, grads=BOTH,
+    ordered=False, biased=False, grads=ALL,
 ):  # fmt: skip
     """dK, dV, and dQ / scale added to Sums: parts of 64 queries, in register order.
 
