@@ -158,6 +158,18 @@ def test_a_bias_has_a_gradient(shape, options):
     assert_close(db, Reference(*parts), np.float32)
 
 
+@pytest.mark.parametrize("line", range(1, len(attention_backward_call.LINES)))
+def test_gradients_made_by_several_launches(monkeypatch, line):
+    """As where registers hold no more: each launch makes its share, and the bias's is made once."""
+    lines = attention_backward_call.LINES[line:]
+    monkeypatch.setattr(attention_backward_call, "LINES", lines * 2)
+    monkeypatch.setattr(attention_backward_call, "_fitting", {})
+    i, j = positions((1, 2, 1, 70, 130))
+    check((1, 2, 1, 70, 130), 128, seen=j >= i - 20, window=(20, None))
+    if line < 3:  # heads of 64 have no halves
+        test_a_bias_has_a_gradient((2, 1, 100, 200), {"softcap": 2.0})
+
+
 @pytest.mark.parametrize(("options", "message"), [
     ({}, "got None"), ({"bias": np.zeros((1, 9), np.float32)}, r"got the shape \(1, 9\)"),
     ({"bias": np.zeros((8, 9), np.float32), "score_mod": lambda s, at: s}, "got a score_mod"),

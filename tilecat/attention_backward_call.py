@@ -29,13 +29,16 @@ CONFIGS: dict[int, dict[str, Any]] = {
 }
 APART = 192  # columns from which registers hold dK or dV of 64 keys, not both: two launches
 APART_BENT = 128  # of scores that have a slope, and of windows with scores that change
-# What one launch, two or three make: each holds less in registers than those of the line before.
-# Where they are not enough still, which depends on the functions of scores, the next line runs.
-PASSES: tuple[dict[str, Any], ...] = (
-    {"passes": (("dq", "dk", "dv"),)},
-    {"passes": (("dv",), ("dq", "dk"))},
-    {"passes": (("dv",), ("dk",), ("dq",))},
+# What one launch, two, three or four make: each line's hold less in registers than those of the
+# line before. Where they are not enough still, which depends on what changes scores, the next runs.
+DV, DQ, DK = ({"grads": (name,)} for name in ("dv", "dq", "dk"))
+LINES: tuple[dict[str, Any], ...] = (
+    {"launches": ({"grads": ("dq", "dk", "dv")},)},
+    {"launches": (DV, {"grads": ("dq", "dk")})},
+    {"launches": (DV, DK, DQ)},
+    {"launches": (DV, DK | {"half": 0}, DK | {"half": 1}, DQ)},
 )
+PANEL = 64  # columns, 128 bytes: parts of a shared tile are whole panels
 _fitting: dict[Any, int] = {}  # how many lines further than the first to try
 TILE_DIMS = tuple(CONFIGS)
 
@@ -138,14 +141,14 @@ def _run(
                     {**wide, "part": part, "tile_q": rows})  # fmt: skip
     after = Launch(attention_dq, (sums, gradients[0]), (float(scale), *starts[:1]),
                    {"dim": wide["dim"], "part": part, "tile_q": rows})  # fmt: skip
-
-    tensors = (q, k, v, dout, lse2, delta, sums, *gradients[1:])
+    operands = (q, k, v, dout, lse2, delta, sums, *gradients[1:])
 
     def run(line: dict[str, Any]) -> list[Launch]:
-        made = [Launch(kernel, tensors, main_args, params | {"grads": x}) for x in line["passes"]]
+        made = [Launch(kernel, operands, main_args, params | more) for more in line["launches"]]
         return _ran([before, *made, after])
 
-    launches = first_that_fits(kernel, _fitting, (dtype, *params.values()), PASSES[apart:], run)
+    lines = LINES[apart : None if wide["dim"] % (2 * PANEL) == 0 else -1]
+    launches = first_that_fits(kernel, _fitting, (dtype, *params.values()), lines, run)
     remember(key, given, makers, (*gradients, *made[3:]), launches)
     return made[:3] + tuple(_like(x, options.bias) for x in of_bias)
 

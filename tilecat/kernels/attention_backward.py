@@ -27,7 +27,7 @@ import tilecat as tc
 from tilecat import DTypeVar, bf16, f16, f32, gl, inout, rt, rv, st, sv
 
 from ..language.values import RegTile
-from .attention_keys import keys_tile, parts_of, scores, tasks_of, whole_blocks
+from .attention_keys import keys_tile, parts_of, ranges_of, scores, tasks_of
 from .attention_rows import ROWS
 from .attention_scores import Edges, Mods
 
@@ -52,6 +52,7 @@ class Consumer:
         held: whether dS lies in registers too, as the A operand of dK.
         turns: counters of the parts of dQ, to which blocks of keys then add in order; or None.
         grads: what is made, of "dq", "dk", "dv": all where registers hold all.
+        half: which half of dK's columns is made, 0 or 1, or None for all.
         biased: the bias's gradient, to which scores' are added; or None.
     """
 
@@ -69,6 +70,7 @@ class Consumer:
     held: bool
     turns: Any
     grads: tuple[str, ...]
+    half: int | None
     biased: Any
 
     def __post_init__(self) -> None:
@@ -85,7 +87,9 @@ class Consumer:
         self.p, self.ds = tc.empty(rt[dtype, ROWS, rows]), tc.empty(rt[dtype, ROWS, rows])
         width = dim // self.parts
         self.dq = self.dp if width == rows else tc.empty(rt[f32, ROWS, width])
-        self.dk, self.dv = (tc.empty(rt[f32, ROWS, x.kind.cols]) for x in (self.q, self.do))
+        wide = dim if self.half is None else dim // 2
+        self.dk = tc.empty(rt[f32, ROWS, wide])
+        self.dv = tc.empty(rt[f32, ROWS, self.do.kind.cols])
 
     def member(self, task, step):
         """Which head of a group and which block of queries a step of a task takes."""
@@ -204,7 +208,8 @@ class Consumer:
     def add_dk(self):
         """DK of dS, if it is made; left under way."""
         if "dk" in self.grads:
-            tc.mma_AB(self.dk, self.ds if self.held else self.ds_of(self.pipe.consumer), self.q)
+            q = self.q if self.half is None else self.q.tile.part(self.half, 2)
+            tc.mma_AB(self.dk, self.ds if self.held else self.ds_of(self.pipe.consumer), q)
 
     def results(self, dK, dV, scale):
         """What a task has made: where it goes, the sums, their columns."""
@@ -228,7 +233,7 @@ def attention_backward(
     Sums: inout[f32, "B", "H", "parts", "part"], dK: gl[T, "B", "Hkv", "Lk", "D"],
     dV: gl[T, "B", "Hkv", "Lk", "Dv"], scale: f32, *args, dim, dim_v, part, consumers=2, stages=2,
     tile_q=ROWS, held=False, order="sequence", edges=PLAIN, mods=UNCHANGED, packed=False,
-    ordered=False, biased=False, grads=ALL,
+    ordered=False, biased=False, grads=ALL, half=None,
 ):  # fmt: skip
     """dK, dV, and dQ / scale added to Sums: parts of 64 queries, in register order.
 
@@ -248,10 +253,11 @@ def attention_backward(
     v = pipe.input(st[K.dtype, ROWS, dim_v], count=consumers, ring="keys", rate="task")
     q, do = (pipe.input(st[K.dtype, tile_q, d]) for d in (dim, dim_v))
     lse, delta = (pipe.input(sv[f32, tile_q]) for _ in range(2))
-    made = dict.fromkeys(d for x, d in (("dk", dim), ("dv", dim_v)) if x in grads)
+    dim_k, first = (dim, 0) if half is None else (dim // 2, dim // 2 * half)
+    made = dict.fromkeys(d for x, d in (("dk", dim_k), ("dv", dim_v)) if x in grads)
     out = {d: pipe.output(st[K.dtype, ROWS, d]) for d in made}
     work = Consumer(pipe, consumers, k, v, q, do, lse, delta, sight, mods, tc.var(0), held,
-                    turns, grads, bias)
+                    turns, grads, half, bias)
 
     @pipe.begin
     def _(task):
@@ -271,13 +277,11 @@ def attention_backward(
 
     @pipe.consume
     def _(task, steps):
-        inner, outer = whole_blocks(sight, task, tall, tile_q)
-        ranges = ((task.first, inner, True), (inner, outer, False), (outer, task.stop, True))
-        work.walk(task, group, ranges[: 3 if edges.left else 2], Sums)
+        work.walk(task, group, ranges_of(sight, task, tall, tile_q, mods.change), Sums)
 
     @pipe.finish
     def _(task):
         own, tile = sight.of(task), task.tile * consumers + pipe.consumer
         for tensor, sums, d in work.results(dK, dV, scale):
             to = tensor[:, :, : own.first_key + own.keys, :] if packed else tensor
-            out[d].store(to.at(task.batch, task.head, own.first_key + tile * ROWS, 0), sums)
+            out[d].store(to.at(task.batch, task.head, own.first_key + tile * ROWS, first), sums)

@@ -103,3 +103,16 @@ def whole_blocks(sight, task, tall, rows):
     low = minimum_of(maximum_of(low, task.first), task.stop)
     inner = select(own.keys < first + tall, task.stop, low)
     return inner, maximum_of(minimum_of(end, task.stop), inner)
+
+
+def ranges_of(sight, task, tall, rows, changed):
+    """Of a task's blocks of queries: first, that behind the last, whether keys are hidden.
+
+    Where functions change scores and there is a left edge it is one loop, all of it masked: of
+    three, registers would hold what leads them too.
+    """
+    if sight.edges.left and changed:
+        return ((task.first, task.stop, True),)
+    inner, outer = whole_blocks(sight, task, tall, rows)
+    ranges = ((task.first, inner, True), (inner, outer, False), (outer, task.stop, True))
+    return ranges[: 3 if sight.edges.left else 2]
