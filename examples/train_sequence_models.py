@@ -355,9 +355,9 @@ MODELS = {
 }
 
 
-def model_of(name: str, operators: str, tiny: bool) -> Stack:
+def model_of(name: str, operators: str, tiny: bool, seed: int = 0) -> Stack:
     """A stack with its first weights, the same for all operators."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     kinds, rms = MODELS[name]
     return Stack(OPERATORS[operators], (TINY if tiny else FULL)[name], kinds, rms)
 
@@ -380,23 +380,23 @@ class Run:
     seconds: float
 
 
-def batches(config: Config) -> Iterator[Any]:
+def batches(config: Config, seed: int = 0) -> Iterator[Any]:
     """Tokens B x (T + 1), bytes of the package's source from random places."""
     paths = sorted(SOURCE.rglob("*.py"))
     text = torch.frombuffer(bytearray(b"\n".join(p.read_bytes() for p in paths)), dtype=torch.uint8)
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
     while True:
         starts = torch.randint(len(text) - config.length, (config.batch,), generator=generator)
         rows = [text[start : start + config.length + 1] for start in starts.tolist()]
         yield torch.stack(rows).long()
 
 
-def train(name: str, operators: str, steps: int, device: str) -> Run:
+def train(name: str, operators: str, steps: int, device: str, seed: int) -> Run:
     """Trains a model from its first weights."""
-    model = model_of(name, operators, device == "cpu").to(device)
+    model = model_of(name, operators, device == "cpu", seed).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     losses, times = [], []
-    given = batches(model.config)
+    given = batches(model.config, seed)
     for _ in range(steps):
         start = time.perf_counter()
         loss = model(next(given).to(device))
@@ -412,11 +412,11 @@ def train(name: str, operators: str, steps: int, device: str) -> Run:
 # Step 4. Runs side by side.
 
 
-def compare(name: str, steps: int, device: str) -> dict[str, Run]:
+def compare(name: str, steps: int, device: str, seed: int) -> dict[str, Run]:
     """The same training with each set of operators."""
     found = {}
     for operators in OPERATORS:
-        found[operators] = run = train(name, operators, steps, device)
+        found[operators] = run = train(name, operators, steps, device, seed)
         print(f"{name}: {operators:10} loss {run.losses[0]:.4f} -> {run.losses[-1]:.4f}, "
               f"{run.step_ms:.1f} ms a step, {run.seconds:.1f} s", flush=True)  # fmt: skip
     return found
@@ -442,6 +442,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", choices=MODELS, help="one of them; all if left out")
     parser.add_argument("--steps", type=int, help="50; on the CPU 2")
+    parser.add_argument("--seed", type=int, default=0, help="of weights and batches")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--json", type=Path, help="where to write the losses")
     given = parser.parse_args(arguments)
@@ -452,7 +453,7 @@ def main(arguments: list[str] | None = None) -> int:
     steps = given.steps or (2 if given.device == "cpu" else 50)
     results, parted = {}, False
     for name in [given.model] if given.model else MODELS:
-        runs = compare(name, steps, given.device)
+        runs = compare(name, steps, given.device, given.seed)
         apart = {key: difference(runs[key], runs["torch"]) for key in ("tilecat", "torch f32")}
         print(table(runs, 5))
         for key, value in apart.items():
