@@ -60,6 +60,9 @@ class Recurrence:
     def start(self, task: Any) -> None:
         """Score role: before the first chunk of a task."""
 
+    def begin(self, task: Any) -> None:
+        """State role: before the first chunk of a task."""
+
     def products(self, task: Any, at: At) -> None:
         """Score role: products that are issued before factors are made."""
 
@@ -234,6 +237,7 @@ class ChunkScan:
 
         @self.state.start
         def _(task):
+            work.begin(task)
             head, col = self.place(task, self.state.consumer)
             for i, total in enumerate(totals):
                 if start is None:

@@ -1,0 +1,183 @@
+"""Hedgehog: a window of softmax attention, and linear attention with learned features before it.
+
+Of tokens i in block c of 64, with m_i the largest score that i sees in its window:
+
+    w_ij = beta e^(s_ij - m_i), s = scale q_i.k_j        j <= i in blocks c and c - 1
+    w_ij = alpha phi(q_i).phi(k_j)                       j in blocks before c - 1
+    o_i = sum of w_ij v_j / (sum of w_ij + 1e-6)         phi(x) = [softmax(x W), softmax(-x W)]
+
+The scan of `chunk_scan` with a state that lags a block behind: it takes in the block that leaves
+the window, the one before the chunk's, of which the state role still has V^T in registers and the
+score role a copy of K. So a chunk is, with ' for that block,
+
+    Y^T = S^T phi(Q)^T + V'^T P'^T + V^T P^T        S^T = S^T + V'^T phi(K')
+
+The score role makes P' and P, e^(s - m) as it is, for rounding a 1 costs nothing; phi(Q) times
+alpha / beta and phi(K') from one product with each map; and beta over the sum of the weights, in
+f32, by which Y is multiplied. Sums of phi(k) are f32, in shared memory. All of it is made ahead:
+
+    score  P' P phi(Q) phi(K') [0] | [1]                      | [2] ...
+    state                          | Y[0]: S takes in nothing | Y[1]: S takes in block 0 | ...
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import tilecat as tc
+from tilecat import DTypeVar, bf16, f16, f32, gl, rt, rv, st, sv
+
+from .chunk_scan import CHUNK, COLUMN, LOG2_E, At, ChunkScan, Recurrence, tasks_of
+
+T = DTypeVar("T", bf16, f16)
+MAP = 64  # columns of a map
+FEATURES = 2 * MAP
+NORM_EPS = 1e-6  # added to sums of weights, as ThunderKittens' reference does
+REGISTERS = 136, 176  # of the score role, and of two warpgroups of the state role
+TILE, SUM = rt[f32, CHUNK, CHUNK], rv[f32, MAP, "col"]
+
+
+class Window(Recurrence):
+    """Scores and features of both parts, and what V of the block before adds.
+
+    Args:
+        scan: the core. tensors, tiles: of Q, K and V.
+        maps: tensors, of queries and of keys; the head's lie in shared memory.
+        factors: tensors alpha and beta, f32 [heads]; beta is positive.
+        scale: of scores. first: sums of phi(k) before the first token, or None.
+    """
+
+    def __init__(
+        self, scan: ChunkScan, tensors: Any, tiles: Any, maps: Any, factors: Any, scale: Any,
+        first: Any,
+    ):  # fmt: skip
+        self.scan, self.tensors, self.tiles = scan, tensors, tiles
+        self.maps, self.weights, self.scale, self.first = maps, factors, scale, first
+        self.shared = tc.shared(st[scan.dtype, tiles[0].kind.cols, MAP], 2)
+        self.old = tc.shared(tiles[1].kind)
+        self.group = tensors[0].size(1) // tensors[1].size(1)
+        self.near, self.far, self.z = (tc.empty(TILE) for _ in range(3))
+        self.sums = tc.shared(sv[f32, MAP], 2)
+        self.before = tc.empty(rt[scan.dtype, CHUNK, CHUNK])
+        self.p = scan.pipe.ring(st[scan.dtype, CHUNK, CHUNK], writer=scan.score, beside=scan.p)
+        self.phi = [
+            scan.pipe.ring(st[scan.dtype, CHUNK, FEATURES], writer=scan.score, beside=scan.p)
+            for _ in range(2)
+        ]
+        self.rows = scan.pipe.ring(sv[f32, CHUNK], writer=scan.score, beside=scan.p)
+
+    def load(self, task: Any, at: At) -> None:
+        """Q of the head; K and V of its group."""
+        (q, k, v), (queries, keys, values) = self.tiles, self.tensors
+        head = task.head // self.group
+        tc.load_async(q, queries.at(task.batch, task.head, at.row, 0))
+        tc.load_async(k, keys.at(task.batch, head, at.row, 0))
+        for index in range(v.count):
+            tc.load_async(v[index], values.at(task.batch, head, at.row, index * CHUNK))
+
+    def start(self, task: Any) -> None:
+        """The head's maps, and sums of phi(k) of earlier tokens."""
+        for tensor, tile in zip(self.maps, (self.shared[0], self.shared[1]), strict=True):
+            for row in range(0, tile.type.rows, CHUNK):
+                part = tile[row : row + CHUNK, :]
+                tc.store(part, tc.load(tensor.at(task.head, row, 0), self.before.type))
+        for part in range(2):
+            total = tc.zeros(SUM)
+            if self.first is not None:
+                total = tc.load(self.first.at(task.batch, task.head, part * MAP), SUM)
+            tc.store(self.sums[part], total)
+        self.keep(lambda part, parts: tc.zeros(self.before.type))
+
+    def begin(self, task: Any) -> None:
+        """State role: nothing came before the first block."""
+        tc.fill(self.before, 0.0)
+
+    def scores(self, task: Any, at: At, head: int) -> tuple[Any, ...]:
+        """P and P', features, and beta over sums of weights; all are stored here."""
+        (q, k, _), near, far = self.tiles, self.near, self.far
+        alpha, beta = (tc.load(x.at(task.head), f32) for x in self.weights)
+        tc.mma_ABt(near, q, k, accumulate=False)
+        tc.mma_ABt(far, q, self.old, accumulate=False)
+        tc.mma_wait()
+        near = tc.tril(near, value=-math.inf)
+        with tc.when(at.number == 0):
+            tc.fill(far, -math.inf)
+        factor = self.scale * LOG2_E
+        top = tc.row_max(far, tc.row_max(near)) * factor
+        for s in (near, far):
+            tc.exp2(tc.fma(s, factor, -top, out=s), out=s)
+        weights = tc.row_sum(far, tc.row_sum(near))
+        for ring, s in ((self.p, near), (self.scan.p, far)):
+            tc.store(ring, tc.cast(s, self.scan.dtype))
+        for part, phi in enumerate(self.features(q, 0, alpha / beta)):
+            weights = tc.row_sum(phi * tc.load(self.sums[part], SUM), weights)
+            tc.store(self.phi[0].tile.part(part, 2), tc.cast(phi, self.scan.dtype))
+        tc.store(self.rows.tile, tc.rcp(weights + NORM_EPS / beta))
+        seen = tc.select(at.number > 0, 1.0, 0.0)
+        for part, phi in enumerate(self.features(self.old, 1, seen)):
+            total = tc.col_sum(phi, tc.load(self.sums[part], SUM))
+            tc.store(self.sums[part], total)
+            tc.store(self.phi[1].tile.part(part, 2), tc.cast(phi, self.scan.dtype))
+        self.keep(lambda part, parts: tc.load(k.tile.part(part, parts)))
+        return (None,)
+
+    def keep(self, part_of: Any) -> None:
+        """Score role: keys for the next chunk, 64 columns after 64 columns."""
+        parts = self.old.type.cols // CHUNK
+        for part in range(parts):
+            tc.store(self.old.part(part, parts), part_of(part, parts))
+        tc.fence_async()
+        tc.sync()
+
+    def features(self, x: Any, side: int, factor: Any) -> Any:
+        """`factor softmax(x W)` and then `factor softmax(-x W)`, which takes the place of x W."""
+        z = self.z
+        tc.mma_AB(z, x, self.shared[side], accumulate=False)
+        tc.mma_wait()
+        for sign, end, e in ((1.0, tc.row_max(z), self.near), (-1.0, tc.row_min(z), z)):
+            tc.exp2(tc.fma(z, sign * LOG2_E, end * (-sign * LOG2_E), out=e), out=e)
+            yield tc.mul(e, tc.rcp(tc.row_sum(e)) * factor, out=e)
+
+    def values(self, task: Any, at: At, index: Any, state: Any) -> Any:
+        """V^T of the block before."""
+        return self.before
+
+    def result(self, task: Any, at: At, index: Any, y: Any) -> Any:
+        """And of the chunk; over the sums of weights."""
+        v = self.tiles[2][index]
+        tc.mma_AtBt(y, v, self.p)
+        tc.mma_wait()
+        tc.copy(self.before, tc.load(v.tile.T))
+        return tc.mul(y, tc.load(self.rows, COLUMN), out=y)
+
+
+@tc.kernel
+def hedgehog(
+    Q: gl[T, "B", "H", "T", "D"], K: gl[T, "B", "Hk", "T", "D"], V: gl[T, "B", "Hk", "T", "V"],
+    QMap: gl[T, "H", "D", 64], KMap: gl[T, "H", "D", 64], Alpha: gl[f32, "H"], Beta: gl[f32, "H"],
+    O: gl[T, "B", "H", "T", "V"], KV: gl[f32, "B", "H", 128, "V"], KS: gl[f32, "B", "H", 128],
+    scale: f32, *args, dim=128, slices=2, stages=2, depth=1, start=False, registers=REGISTERS,
+):  # fmt: skip
+    """O, and sums of phi(k) v^T and of phi(k) of all but the last block; Hk divides H.
+
+    args: such sums before the first token, f32 [B, H, 128, V] and [B, H, 128]; where wanted.
+    """
+    tasks = tasks_of(Q.size(1), Q.size(0), Q.rows)
+    scan = ChunkScan(Q.dtype, tasks, slices=slices, stages=stages, depth=depth,
+                     registers=registers)  # fmt: skip
+    q, k = (scan.pipe.input(st[Q.dtype, CHUNK, dim]) for _ in range(2))
+    v = scan.pipe.input(st[Q.dtype, CHUNK, CHUNK], count=slices)
+    work = Window(scan, (Q, K, V), (q, k, v), (QMap, KMap), (Alpha, Beta), scale,
+                  args[1] if start else None)  # fmt: skip
+
+    @scan.score.finish
+    def _(task):
+        for part in range(2):
+            sums = tc.load(work.sums[part], SUM)
+            tc.store(KS.at(task.batch, task.head, part * MAP), sums)
+        tc.sync()
+
+    states = (args[0] if start else None, KV)
+    turned = [None if x is None else x.permute(0, 1, 3, 2) for x in states]
+    scan.run(work, work.phi[0], work.phi[1], v, O, *turned)
