@@ -199,6 +199,7 @@ from .cross_entropy_call import cross_entropy, cross_entropy_grad
 from .delta_rule_call import delta_rule, gated_delta_rule, gated_delta_rule_step
 from .fft_conv_backward_call import fft_conv_backward
 from .fft_conv_call import fft_conv
+from .hedgehog_call import hedgehog
 from .kernels import epilogues, score_mods
 from .linear_attention_backward_call import simple_gla_backward
 from .linear_attention_call import lightning_attn, linear_attention, simple_gla
@@ -305,6 +306,7 @@ __all__ = [
     "grouped",
     "grouped_matmul",
     "hasnan",
+    "hedgehog",
     "inline",
     "inout",
     "k_order",

@@ -14,7 +14,7 @@ and CPU tensors they run on the PTX machine, on CUDA tensors on the GPU.
 """,
     ("linear_attention", "simple_gla", "lightning_attn", "simple_gla_backward", "ssd",
      "simple_gla_step", "lightning_attn_step", "ssd_step", "gated_delta_rule", "delta_rule",
-     "gated_delta_rule_step", "based", "based_step"),
+     "gated_delta_rule_step", "based", "based_step", "hedgehog"),
     (
         E("linear_attention lightning_attn", """
 x = np.ones((1, 70, 2, 32), np.float16)
@@ -58,5 +58,11 @@ before = state.copy()
 last = tc.based_step(q[:, :, 0], q[:, :, 0], v[:, :, 0] / 64, state)
 """, ("np.allclose(o, 1, atol=1e-2)  # a weighted mean",
       "np.allclose(state, before * 71 / 70, rtol=1e-2)")),
+        E("hedgehog", """
+x, ones = np.ones((1, 2, 70, 64), np.float16), np.ones(2, np.float32)
+maps = np.zeros((2, 64, 64), np.float16)
+o, kv, ks = tc.hedgehog(x, x, x, maps, maps, ones, ones)
+""", ("np.allclose(o, 1, atol=1e-2)  # a weighted mean",
+      "np.allclose(ks, 1)  # 64 tokens before the last block, 1/64 each")),
     ),
 )  # fmt: skip

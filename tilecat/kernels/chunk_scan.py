@@ -227,9 +227,7 @@ class ChunkScan:
         def _(task, step):
             work.load(task, self.at(task, step))
 
-        @self.score.start
-        def _(task):
-            work.start(task)
+        self.score.start(lambda task: work.start(task))
 
         @self.score.compute
         def _(task, step):

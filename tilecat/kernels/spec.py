@@ -20,6 +20,7 @@ from .attention import attention
 from .based import based
 from .delta_rule import delta_rule
 from .gemm import matmul
+from .hedgehog import hedgehog
 from .space import GEMM_SPACE, Space
 
 Extents = Mapping[str, int]
@@ -344,9 +345,42 @@ def based_reference(
     return (np.tril(1 + s + s * s / 2) @ v,)
 
 
+def _make_hedgehog(extents: Extents, dtype: str, generator: np.random.Generator) -> list[Any]:
+    batch, heads, length, dim = (extents[name] for name in "BHTD")
+    q, k, v = (_normal(generator, (batch, heads, length, dim), dtype) for _ in range(3))
+    qmap, kmap = (_normal(generator, (heads, dim, 64), dtype) for _ in range(2))
+    ones = np.ones(heads, np.float32)
+    sums = [np.zeros((batch, heads, 128, *d), np.float32) for d in ((dim,), ())]
+    return [q, k, v, qmap, kmap, ones, ones, np.zeros_like(v), *sums, dim**-0.5]
+
+
+def hedgehog_reference(
+    q: Any, k: Any, v: Any, qmap: Any, kmap: Any, alpha: Any, beta: Any, *rest: Any
+) -> tuple[np.ndarray, ...]:
+    """Softmax in a window of two blocks, features before it, in float64."""
+    q, k, v, qmap, kmap = (np.asarray(x).astype(np.float64) for x in (q, k, v, qmap, kmap))
+
+    def features(x: Any, weights: Any) -> Any:
+        e = [np.exp(sign * x @ weights) for sign in (1, -1)]
+        return np.concatenate([x / x.sum(-1, keepdims=True) for x in e], -1)
+
+    block, tokens = np.arange(q.shape[2]) // 64, np.arange(q.shape[2])
+    behind = block[:, None] - block
+    near = (behind < 2) & (tokens[:, None] >= tokens)
+    s = np.where(near, q @ k.swapaxes(2, 3) * q.shape[3] ** -0.5, -np.inf)
+    w = np.asarray(beta)[:, None, None] * np.exp(s - s.max(-1, keepdims=True))
+    linear = features(q, qmap) @ features(k, kmap).swapaxes(2, 3)
+    w = np.where(behind > 1, np.asarray(alpha)[:, None, None] * linear, w)
+    return (w @ v / (w.sum(-1, keepdims=True) + 1e-6),)
+
+
 def _delta_shape(batch: int, length: int, groups: int, heads: int) -> Shape:
     items = (("B", batch), ("Hk", groups), ("H", heads), ("T", length), ("K", 128), ("V", 128))
     return Shape(f"{batch}x{length} {groups}/{heads}", items)
+
+
+def _hedgehog_shape(length: int) -> Shape:
+    return Shape(f"B16 H16 N{length}", (("B", 16), ("H", 16), ("T", length), ("D", 128)))
 
 
 def _based_shape(length: int) -> Shape:
@@ -405,5 +439,17 @@ KERNELS: tuple[KernelSpec, ...] = (
         shapes=tuple(_based_shape(length) for length in (1024, 4096, 16384)),
         small=(("B", 1), ("H", 2), ("T", 130), ("V", 64)),
         configs=(Config("4 stages", (("stages", 4),)),),
+    ),
+    KernelSpec(
+        name="hedgehog",
+        kernel=hedgehog,
+        outputs=(7,),
+        make=_make_hedgehog,
+        reference=hedgehog_reference,
+        flops=lambda e: e["B"] * e["H"] * e["T"] * 1280 * e["D"],
+        num_bytes=lambda e, item: item * e["B"] * e["H"] * e["T"] * 4 * e["D"],
+        shapes=tuple(_hedgehog_shape(length) for length in (1024, 4096, 16384)),
+        small=(("B", 1), ("H", 2), ("T", 200), ("D", 128)),
+        configs=(Config("2 stages", (("stages", 2),)),),
     ),
 )

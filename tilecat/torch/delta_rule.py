@@ -12,9 +12,8 @@ from typing import Any
 
 from ..based_call import based
 from ..delta_rule_call import delta_rule, gated_delta_rule
-from ..errors import ScopeError
 from ..kernels.based import FEATURES
-from .library import define, torch
+from .library import define, refuses, torch
 
 CHUNK = 64  # tokens
 
@@ -139,29 +138,13 @@ def _based_flops(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
     return int(math.prod(v[:3]) * (2 * CHUNK * (q[3] + v[3]) + 4 * FEATURES * v[3]))
 
 
-def _refuses(name: str) -> Any:
-    """Where a gradient is wanted.
-
-    Raises:
-        ScopeError: always.
-    """
-
-    def refuse(run: Any, *args: Any) -> Any:
-        raise ScopeError(
-            f"{name}: has no gradients yet, got a tensor with requires_grad under autograd",
-            hint="with torch.no_grad(): ..., or x.detach()",
-        )
-
-    return refuse
-
-
 _delta = define(
     "gated_delta_rule(Tensor q, Tensor k, Tensor v, Tensor? g, Tensor beta, Tensor? state, "
     "Tensor? cu_seqlens, float scale, bool norm, bool wants_state) -> (Tensor, Tensor)",
-    _delta_kernel, _delta_fake, _refuses("gated_delta_rule"), flops=_delta_flops, cast=3,
+    _delta_kernel, _delta_fake, refuses("gated_delta_rule"), flops=_delta_flops, cast=3,
 )  # fmt: skip
 _based = define(
     "based(Tensor q, Tensor k, Tensor v, Tensor? state, float scale, bool norm, bool wants_state) "
     "-> (Tensor, Tensor)",
-    _based_kernel, _based_fake, _refuses("based"), flops=_based_flops, cast=3,
+    _based_kernel, _based_fake, refuses("based"), flops=_based_flops, cast=3,
 )  # fmt: skip
