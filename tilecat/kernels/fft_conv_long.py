@@ -23,7 +23,7 @@ T, TI = DTypeVar("T", bf16, f16), DTypeVar("TI", f16, bf16)
 SHORT = 4096  # elements of a transform
 HELD = 256  # elements of a warp, of each sequence: a lane has 8 in a row, 16 bytes
 RUN = 8
-AHEAD = 8  # vectors of a warp that leave registers for the next row's
+AHEAD = 4  # vectors of a warp that leave registers for the next row's, one element in each
 
 
 def coefficients(outer, causal):
@@ -70,22 +70,24 @@ def fft_spread(X: gl[T, "B", "C", "L"], Z: gl[TI, "P", "C", "Q", 4096], *args, o
         warps: of a CTA.
     """
     parts, factors, where = 1 if causal else 2, coefficients(outer, causal), Rows(Z)
-    few = parts * outer * (1 + len(args)) <= AHEAD
-    rows = tc.rows(where.count, warps=warps, ahead=int(few))
+    rows = tc.rows(where.count, warps=warps, ahead=int(parts * outer <= AHEAD))
+
+    def places(row):
+        pair, channel, first = where.of(row)
+        return [(pair * parts + s, channel, first + r * SHORT)
+                for s in range(parts) for r in range(outer)]  # fmt: skip
 
     @rows.load
     def _(row):
-        pair, channel, first = where.of(row)
-        places = [(pair * parts + s, channel, first + r * SHORT)
-                  for s in range(parts) for r in range(outer)]  # fmt: skip
-        return tuple(load(x, place) for x in (X, *args) for place in places)
+        return tuple(load(X, place) for place in places(row))
 
     @rows.compute
     def _(row, *loaded):
         pair, channel, first = where.of(row)
-        x = [tc.cast(a, f32) for a in loaded[: parts * outer]]
-        for a, gate in zip(x, loaded[parts * outer :], strict=False):
-            tc.mul(a, tc.cast(gate, f32), out=a)
+        x = [tc.cast(a, f32) for a in loaded]
+        for a, place in zip(x, places(row), strict=True):
+            for gate in args:
+                tc.mul(a, tc.cast(load(gate, place), f32), out=a)
         for q in range(outer):
             re = im = None
             for r, c in enumerate(factors[q]):
