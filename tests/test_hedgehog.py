@@ -102,7 +102,6 @@ def test_groups_of_wide_heads(dtype):
     check(4, 130, groups=2, dtype=dtype, states=True, grid=2)
 
 
-@pytest.mark.full
 def test_large_scores():
     """Scores of +-60 and maps of +-60: one token has all the weight."""
     check(1, 200, size=4.5, map_size=1.2)
