@@ -99,6 +99,16 @@ def test_a_bias_has_a_gradient(shape):
         close(mine.grad, other.grad, GRAD)
 
 
+def test_a_bias_that_broadcasts_over_queries_has_no_gradient():
+    """Forward says so, before backward needs it; expanded by PyTorch it has one."""
+    given, bias = qkv(), heads(1, 72, seed=5, grad=True)
+    with pytest.raises(tc.LayoutError, match=r"is Lq x Lk, 40 x 72 here.* \(1, 72\)"):
+        tt.attention(*given, bias=bias)
+    tt.attention(*given, bias=bias.detach())
+    tt.attention(*given, bias=bias.expand(40, 72).contiguous()).sum().backward()
+    assert bias.grad.shape == (1, 72)
+
+
 def test_sinks_have_a_gradient():
     given, sinks = qkv(), heads(2, dtype=torch.float32, grad=True)
     out, grad = tt.attention(*given, sinks=sinks), heads(1, 2, 40, 32, seed=3)

@@ -141,6 +141,8 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
     ) -> tuple[Any, Any]:
         cu_seqlens_q, cu_seqlens_k, tensors, *ctx.options = rest
         _check_trains(tensors)
+        if ctx.needs_input_grad[_BIAS]:
+            _check_bias(q, k, bias)
         out, lse = run(q, k, v, bias, sinks, *rest)
         ctx.save_for_backward(q, k, v, out, lse, bias, sinks, cu_seqlens_q, cu_seqlens_k, *tensors)
         ctx.mark_non_differentiable(lse)
@@ -215,6 +217,22 @@ def _check_trains(tensors: list[Any]) -> None:
             "attention: gradients are of q, k, v, sinks and bias, got arguments of functions with "
             "requires_grad",
             hint="detach() it",
+        )
+
+
+def _check_bias(q: Any, k: Any, bias: Any) -> None:
+    """Refuses the gradient of a bias that has one value for several keys or queries.
+
+    Raises:
+        LayoutError: it broadcasts over them.
+    """
+    axis = -3 if q.ndim == 3 else -2  # a packed batch: rows by heads
+    wanted = q.shape[axis], k.shape[axis]
+    if tuple(bias.shape[-2:]) != wanted:
+        raise LayoutError(
+            f"attention: a bias that wants a gradient is Lq x Lk, {wanted[0]} x {wanted[1]} here, "
+            f"broadcast over batch and heads at most, got the shape {tuple(bias.shape)}",
+            hint="bias.expand(..., Lq, Lk).contiguous(), whose gradient PyTorch sums",
         )
 
 
