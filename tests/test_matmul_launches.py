@@ -116,7 +116,16 @@ def gpu(monkeypatch):
         found.learnt += 1
         learn(self, *args)
 
+    def run_configured(config, function, place, extra):
+        grid, block = ((getattr(config, f"{what}Dim{axis}") for axis in "XYZ")
+                       for what in ("grid", "block"))  # fmt: skip
+        numbers = *grid, *block, config.sharedMemBytes, config.hStream
+        found.ran.append(copy_of(((function, *numbers, place, extra), cuda.context)))
+        return configured(config, function, place, extra)
+
+    configured = cuda.cuLaunchKernelEx
     cuda.cuModuleLoadData, cuda.cuLaunchKernel = load, run
+    cuda.cuLaunchKernelEx = run_configured
     cuda.cuModuleGetFunction = lambda module, name: (cuda.status, module)
     monkeypatch.setattr(gemm_ready.Product, "learn", learning)
     found.cold = lambda: cold(monkeypatch)

@@ -197,6 +197,10 @@ def test_mixed_cta_groups():
             tc.mma_AB(acc, a[pipe.consumer], b)
             tc.mma_AB(other, a[pipe.consumer], b)
 
+        @pipe.finish
+        def _(task):
+            tc.relu(acc)
+
     operand = np.zeros((256, 256), bf16.numpy)
     refused(
         ScopeError, lambda: example.compile(operand, operand.T, target="sm_100a"),

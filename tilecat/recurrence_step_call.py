@@ -56,6 +56,7 @@ def lightning_attn_step(
 
     Example: `o = tc.lightning_attn_step(q, k, v, state, layer_idx=3, num_layers=24)`
     """
+    _three("lightning_attn_step", "q", q)
     gamma = lightning_decays(q[:, None], layer_idx, num_layers)
     return _gla("lightning_attn_step", q, k, v, state, None, gamma, scale)
 

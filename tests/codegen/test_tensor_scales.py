@@ -155,6 +155,10 @@ def test_scales_need_tensor_memory(a):
         def _(task, k):
             tc.mma_ABt(acc, left[pipe.consumer], right, scale_a=scales, scale_b=scales)
 
+        @pipe.finish
+        def _(task):
+            tc.relu(acc)
+
     with pytest.raises(ArchError, match="scale_a: needs tcgen05, which sm_90a does not have"):
         example.compile(target="sm_90a")
     with pytest.raises(LayoutError, match="B has 64 columns, each with its scales, got .* of 128"):

@@ -20,8 +20,8 @@ from tilecat.errors import TileError
 # Not functions of values: they take Python functions or arrays, or are statements.
 OTHERS = {
     "KernelFunction", "attention", "batched", "grouped_matmul", "inline", "kernel", "lcf", "lcsf",
-    "matmul", "one_thread", "otherwise", "range", "require", "require_extent", "roles", "rows",
-    "warpgroup", "warps", "when",
+    "matmul", "one_thread", "otherwise", "range", "require", "require_extent", "require_feature",
+    "roles", "rows", "warpgroup", "warps", "when",
 }  # fmt: skip
 WIDE = rt[f32, 64, 64]
 VALUES: dict[str, Callable[[Any], Any]] = {

@@ -41,7 +41,7 @@ def test_every_listed_opcode_occurs():
 
 @pytest.mark.parametrize("name", [
     "barrier.cluster.wait.acquire", "mbarrier.test_wait.shared::cta.b64", "membar.cta",
-    "atom.global.add.u32", "fence.acq_rel.gpu", "cp.async.wait_all", "tcgen05.wait::ld.sync",
+    "atom.global.add.u32", "fence.sc.gpu", "cp.async.wait_all", "tcgen05.wait::ld.sync",
     "griddepcontrol.wait", "ld.acquire.gpu.global.b32", "cp.async.mbarrier.arrive.noinc.b64",
 ])  # fmt: skip
 def test_words_of_synchronisation_are_known(name):

@@ -304,6 +304,10 @@ def test_one_of_several_tiles_is_said():
         def _(task, step):
             tc.mma_AB(acc, a, b)
 
+        @pipe.finish
+        def _(task):
+            tc.relu(acc)
+
     fails(
         k.compile,
         LayoutError,

@@ -382,6 +382,10 @@ def test_early_a_wants_a_ring_of_its_own():
         def _(task, k):
             tc.mma_AB(acc, a, b)
 
+        @pipe.finish
+        def _(task):
+            tc.relu(acc)
+
     with pytest.raises(ScopeError, match="got A and B in the ring stage") as error:
         product.compile(target="sm_107a")
     assert 'a = pipe.input(..., ring="a")' in str(error.value)

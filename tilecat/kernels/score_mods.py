@@ -68,8 +68,9 @@ class At:
 
         In front it has the axes of batch and heads, or the latter, or none; 1 long they broadcast.
         """
+        place = self._place(tensor)
         kind = rt[tensor.dtype, *self.scores.type.shape]
-        return tc.regroup(tc.cast(tc.load(self._place(tensor), kind), f32))
+        return tc.regroup(tc.cast(tc.load(place, kind), f32))
 
     def add(self, tensor: Any, tile: Any) -> None:
         """Adds a tile to the elements of an f32 tensor [..., Lq, Lk] at this place, as `tile`."""

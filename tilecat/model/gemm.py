@@ -118,13 +118,13 @@ def _nearest(tile_m: int, tile_n: int) -> tuple[int, int]:
 
 
 def standing_for(target: str) -> Rates:
-    """Rates of a target's GPU; of one without, those of the first with its features.
+    """Rates of a target's GPU; of one without, those of the one with the most of its features.
 
     To choose takes what rates are to each other, which differs little within a family.
     """
-    arch = arch_of(target)
-    near = (name for name in GPUS if arch_of(name).features == arch.features)
-    return GPUS[target if target in GPUS else next(near)][1]
+    features = set(arch_of(target).features)
+    near = min(GPUS, key=lambda name: len(features ^ set(arch_of(name).features)))
+    return GPUS[target if target in GPUS else near][1]
 
 
 def tensor_cycles(
