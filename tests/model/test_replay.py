@@ -283,6 +283,6 @@ def test_the_pages_have_the_tables_that_the_command_prints(benchmark: ModuleType
 
 def test_more_tiles_than_minutes_are_refused():
     problem = Problem(10**8, 10**8, 1024, 128, 256, 64)
-    with pytest.raises(ResourceError, match="model: of at most 131,072 tiles, got 305,17") as error:
+    with pytest.raises(ResourceError, match="model: of at most 262,144 tiles, got 305,17") as error:
         predict(problem, Config(), H200)
     assert "M=32768 and N=65536" in error.value.hint

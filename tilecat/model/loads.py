@@ -14,7 +14,7 @@ from .l2 import Pace, Problem, Traffic, Wave, traffic
 from .rates import Rates
 
 TMA = "TMA loads"
-MOST_TASKS = 1 << 17  # of a GEMM: a minute or so of the model's time
+MOST_TASKS = 1 << 18  # of a GEMM: 131072 x 131072 by 256 x 256, about a minute to model
 MOST_STEPS = 3000  # that are replayed one by one
 ROUNDS = 10  # in which the clock and the memory's busy share are found: each follows from the time
 MOST_BUSY = 0.95  # beyond it the queue is as long as the launch, and the bytes bound it
