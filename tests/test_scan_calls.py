@@ -7,7 +7,7 @@ import pytest
 from recurrences import assert_near, gated, gradients, mamba
 
 import tilecat as tc
-from tilecat import bf16, linear_attention_backward_call, linear_attention_call, ssd_call
+from tilecat import bf16, linear_attention_backward_call, linear_attention_call, scan_call
 from tilecat.errors import DTypeError, LayoutError
 
 LIMIT, STATE_LIMIT = 3.6e-3, 2.5e-3  # see test_linear_attention
@@ -16,7 +16,7 @@ LIMIT, STATE_LIMIT = 3.6e-3, 2.5e-3  # see test_linear_attention
 @pytest.fixture(autouse=True)
 def poisoned(monkeypatch):
     """What calls allocate is NaN until it is written."""
-    for module in (linear_attention_call, linear_attention_backward_call, ssd_call):
+    for module in (linear_attention_call, linear_attention_backward_call, scan_call):
         allocate = module.allocator
 
         def allocator(*args, allocate=allocate):

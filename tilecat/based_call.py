@@ -8,13 +8,15 @@ from .errors import LayoutError
 from .kernels.based import DIM, FEATURES
 from .kernels.based import based as kernel
 from .ready import Launch, again, key_of
-from .runtime.arrays import allocator, view
+from .runtime.arrays import view
 from .scan_call import (
     check,
     check_devices,
     check_number,
     check_rank,
+    outputs,
     run,
+    untouched,
     whole_rows,
 )
 
@@ -99,15 +101,9 @@ def _run(
     """Checks, allocates, launches."""
     q, k, v, state = tensors
     batch, heads, length, columns = shape = _check(q, k, v, state, scale, norm)
-    makers = [allocator(v, shape, view(v).dtype)]
-    if wants:
-        makers.append(allocator(v, (batch, heads, FEATURES, columns), "f32"))
-    made = tuple(make() for make in makers)
+    makers, made = outputs(v, shape, (batch, heads, FEATURES, columns) if wants else None)
     if 0 in shape:
-        made[0][...] = 0
-        for after in made[1:]:
-            after[...] = 0 if state is None else state
-        return made
+        return untouched(made, state)
     factor = DIM**-0.5 if scale is None else float(scale)
     q, k, v, out = (whole_rows(x) for x in (*tensors[:3], made[0]))
     rest = (x for x in (state, made[1] if wants else None) if x is not None)

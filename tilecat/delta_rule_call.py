@@ -17,7 +17,9 @@ from .scan_call import (
     check_number,
     check_rank,
     check_starts,
+    outputs,
     run,
+    untouched,
     whole_rows,
 )
 
@@ -123,15 +125,10 @@ class Call:
 
     def _forward(self, key: Any, wants_state: bool) -> tuple[Any, ...]:
         (batch, length, heads, dim, dim_v), sequences = self.check()
-        makers = [allocator(self.v, (batch, length, heads, dim_v), view(self.v).dtype)]
-        if wants_state:
-            makers.append(allocator(self.v, (sequences, heads, dim, dim_v), "f32"))
-        made = tuple(make() for make in makers)
-        if 0 in (batch, length, heads, dim_v) or sequences == 0:
-            made[0][...] = 0
-            for state in made[1:]:
-                state[...] = 0 if self.state is None else self.state
-            return made
+        shape, states = (batch, length, heads, dim_v), (sequences, heads, dim, dim_v)
+        makers, made = outputs(self.v, shape, states if wants_state else None)
+        if 0 in shape or sequences == 0:
+            return untouched(made, self.state)
         q, k, v, out = (whole_rows(x) for x in (self.q, self.k, self.v, made[0]))
         gates = None if self.g is None else turned(self.g)
         rest = (gates, self.starts, self.state, made[1] if wants_state else None)

@@ -209,6 +209,24 @@ def whole_rows(x: Any) -> Any:
     return made
 
 
+def outputs(
+    like: Any, shape: tuple[int, ...], states: tuple[int, ...] | None
+) -> tuple[list[Callable[[], Any]], tuple[Any, ...]]:
+    """What a call writes, of the library and dtype of `like`, and f32 states; and their makers."""
+    makers = [allocator(like, shape, view(like).dtype)]
+    if states is not None:
+        makers.append(allocator(like, states, "f32"))
+    return makers, tuple(make() for make in makers)
+
+
+def untouched(made: tuple[Any, ...], before: Any) -> tuple[Any, ...]:
+    """Outputs of a call without tokens: zeros, and the states as they were."""
+    made[0][...] = 0
+    for states in made[1:]:
+        states[...] = 0 if before is None else before
+    return made
+
+
 def run(
     key: Any, given: tuple[Any, ...], made: tuple[Any, ...], makers: list[Callable[[], Any]],
     launches: Callable[[bool], tuple[Launch, ...]],

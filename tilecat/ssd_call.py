@@ -12,8 +12,18 @@ from .errors import LayoutError
 from .kernels.ssd import ssd as kernel
 from .linear_attention_call import turned
 from .ready import Launch, again, key_of
-from .runtime.arrays import allocator, view
-from .scan_call import check, check_devices, check_features, check_rank, check_starts, plan, run
+from .runtime.arrays import view
+from .scan_call import (
+    check,
+    check_devices,
+    check_features,
+    check_rank,
+    check_starts,
+    outputs,
+    plan,
+    run,
+    untouched,
+)
 
 HALVES_AND_SINGLE = ("f32", "bf16", "f16")
 NO_LIMIT = (0.0, math.inf)
@@ -171,15 +181,10 @@ def _run(key: Any, given: tuple[Any, ...], call: _Call) -> tuple[Any, ...]:
     sequences, groups = call.check()
     batch, length, heads, dim = shape = tuple(view(call.x).shape)
     size = view(call.B).shape[3]
-    makers = [allocator(call.x, shape, view(call.x).dtype)]
-    if call.wants_states:
-        makers.append(allocator(call.x, (sequences, heads, dim, size), "f32"))
-    made = tuple(make() for make in makers)
+    states = (sequences, heads, dim, size) if call.wants_states else None
+    makers, made = outputs(call.x, shape, states)
     if 0 in shape or sequences == 0:
-        made[0][...] = 0
-        for states in made[1:]:
-            states[...] = 0 if call.states is None else call.states
-        return made
+        return untouched(made, call.states)
     after = made[1] if call.wants_states else None
     run(key, given, made, makers,
         lambda eased: (call.launch(made[0], after, sequences, groups, eased),))  # fmt: skip

@@ -10,7 +10,7 @@ if not torch.cuda.is_available():
 
 import tilecat as tc  # noqa: E402
 import tilecat.torch as tct  # noqa: E402
-from tilecat import based_call, delta_rule_call  # noqa: E402
+from tilecat import delta_rule_call, scan_call  # noqa: E402
 
 LIMIT = 6.3e-3  # as on the PTX machine
 
@@ -19,7 +19,7 @@ LIMIT = 6.3e-3  # as on the PTX machine
 def poisoned(monkeypatch):
     """What the calls allocate is NaN until it is written."""
     torch.manual_seed(0)
-    for module in (based_call, delta_rule_call):
+    for module in (delta_rule_call, scan_call):
         allocate = module.allocator
         monkeypatch.setattr(
             module, "allocator",

@@ -9,7 +9,7 @@ if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 
 import tilecat as tc  # noqa: E402
-from tilecat import linear_attention_backward_call, linear_attention_call, ssd_call  # noqa: E402
+from tilecat import linear_attention_backward_call, linear_attention_call, scan_call  # noqa: E402
 from tilecat.kernels.linear_attention import linear_attention as kernel  # noqa: E402
 from tilecat.kernels.ssd import ssd as mamba_kernel  # noqa: E402
 
@@ -21,7 +21,7 @@ BF16 = torch.bfloat16
 def poisoned(monkeypatch):
     """What the calls allocate is NaN until it is written."""
     torch.manual_seed(0)
-    for module in (linear_attention_call, linear_attention_backward_call, ssd_call):
+    for module in (linear_attention_call, linear_attention_backward_call, scan_call):
         allocate = module.allocator
         monkeypatch.setattr(
             module, "allocator",
