@@ -16,6 +16,9 @@ RESULTS = ROOT / "benchmarks" / "results"
 TITLES = {
     "gemm": "Matrix product, bf16, beside cuBLAS (`torch.mm`)",
     "attention": "Attention forward, bf16, 16 heads, beside PyTorch's SDPA backends",
+    "backward": "Attention backward, bf16, 16 heads, beside PyTorch's SDPA backends",
+    "decode": "Attention of one query a head over caches, beside a copy of as many bytes",
+    "varlen": "Attention of packed batches, beside equal lengths",
     "depth": "Depth of the ring",
     "grid": "One task a CTA, or a persistent grid",
     "order": "Order of the tasks",
@@ -29,6 +32,7 @@ TITLES = {
 HEADLINES = {
     "gemm": ("4096^3 NN", "8192^3 NN", "16384^3 NN"),
     "attention": ("D64 B16 N3072", "D128 B16 N3072", "D128 B4 N12288"),
+    "backward": ("D64 B16 N3072", "D128 B16 N3072", "D128 B4 N12288"),
     "depth": ("4096^3",),
     "order": ("16384^3",),
     "host": None,
@@ -171,7 +175,8 @@ def summary(table: str, rows: list[dict[str, Any]]) -> str:
 
 def _part(table: str, source: Source, labels: tuple[str, ...] | None) -> Iterator[str]:
     rows = [r for r in source.rows if labels is None or r["label"] in labels or table == "host"]
-    makers = {"gemm": speeds, "attention": speeds, "grid": speeds, "host": host, "steps": steps,
+    makers = {"gemm": speeds, "attention": speeds, "backward": speeds, "decode": speeds,
+              "varlen": speeds, "grid": speeds, "host": host, "steps": steps,
               "attention_steps": steps, "attention_operator": comparison,
               "torch_host": host}  # fmt: skip
     yield f"**{TITLES[table]}** ({caption(source)})"

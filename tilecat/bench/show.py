@@ -19,7 +19,7 @@ def by_table(rows: Rows) -> dict[str, Rows]:
     return found
 
 
-SUMMED = frozenset(("gemm", "attention", "decode", "varlen"))
+SUMMED = frozenset(("gemm", "attention", "backward", "decode", "varlen"))
 
 
 def summaries(rows: Rows) -> dict[str, dict[str, dict[str, Any]]]:
