@@ -2,7 +2,8 @@
 
 The kernel rounds P and dS to the dtype before it multiplies them, and reads O rounded; sums are in
 f32. Each rounding is to nearest, of either sign: `DEVIATIONS` times the root sum of squares bounds
-what they add up to, all but surely (tests/reference.py).
+what they add up to, all but surely (tests/reference.py). O's rounding is one number a row, and so
+delta's error counts as one: where a query sees few keys it is most of dS.
 """
 
 from __future__ import annotations
@@ -11,7 +12,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from reference import DEVIATIONS, Reference, accumulation, as_float64, as_numpy, half_ulp
+from reference import (
+    DEVIATIONS,
+    TRUNCATION,
+    Reference,
+    accumulation,
+    as_float64,
+    as_numpy,
+    half_ulp,
+    spacing,
+)
 
 
 @dataclass(frozen=True)
@@ -43,6 +53,7 @@ def gradients(
     q, k, v, dout = (as_float64(x) for x in (q, k, v, dout))
     wide_k, wide_v = (np.repeat(x, group, axis=1) for x in (k, v))
     scale = q.shape[3] ** -0.5 if scale is None else scale
+    products = scale * (np.abs(q) @ np.abs(wide_k).swapaxes(2, 3))
     s = scale * (q @ wide_k.swapaxes(2, 3))
     s, slope = (s, 1.0) if score is None else score(s)
     s = s if seen is None else np.where(seen, s, -np.inf)
@@ -56,11 +67,11 @@ def gradients(
     dp = dout @ wide_v.swapaxes(2, 3)
     delta = (dout * out).sum(-1, keepdims=True)
     ds = p * (dp - delta) * slope
-    ulp, longest = half_ulp(dtype), max(k.shape[2], q.shape[2])
+    ulp, longest = half_ulp(dtype), max(k.shape[2], q.shape[2] * group)
+    exponent = _exponent_error(products, s, lse[..., None], q.shape[3])
     off = ulp * np.sqrt((dout**2 * out**2).sum(-1, keepdims=True))  # of delta: O is rounded
-    sums = (accumulation(q.shape[3]) + accumulation(v.shape[3]) + 2.0**-20) * p * (
-        (np.abs(dout) @ np.abs(wide_v).swapaxes(2, 3)) + np.abs(delta)
-    ) * (1 + np.abs(s - lse[..., None].clip(-1e30)).clip(max=100.0))
+    sums = (exponent + accumulation(v.shape[3])) * p * (
+        (np.abs(dout) @ np.abs(wide_v).swapaxes(2, 3)) + np.abs(delta))  # fmt: skip
     of_score = Reference(p * (dp - delta), DEVIATIONS * off * p + sums)
     sums, off = sums * np.abs(slope), off * np.abs(slope)
     per_ds = sums + accumulation(longest) * np.abs(ds)
@@ -69,10 +80,11 @@ def gradients(
         return x.reshape(x.shape[0], k.shape[1], group, *x.shape[2:]).sum(2)
 
     of_delta = np.abs((p * slope) @ wide_k) * ulp * np.sqrt((dout**2 * out**2).sum(-1)[..., None])
-    dq_var = spread(ulp * ds, wide_k) + of_delta**2
-    dk_var = spread((ulp * ds).swapaxes(2, 3), q) + spread((off * p).swapaxes(2, 3), q)
-    dv_var = spread((ulp * p).swapaxes(2, 3), dout)
-    p_error = 2.0**-17 * p * (1 + np.abs(s - lse[..., None].clip(-1e30)).clip(max=100.0))
+    ds_off, p_off = (0.5 * spacing(x, dtype) * (x != 0) for x in (ds, p))
+    dq_var = spread(ds_off, wide_k) + of_delta**2
+    dk_var = spread(ds_off.swapaxes(2, 3), q) + spread((off * p).swapaxes(2, 3), q)
+    dv_var = spread(p_off.swapaxes(2, 3), dout)
+    p_error = (exponent + accumulation(longest)) * p
     return Gradients(
         out, lse,
         Reference(scale * (ds @ wide_k),
@@ -85,6 +97,14 @@ def gradients(
                   + over_group(p_error.swapaxes(2, 3) @ np.abs(dout))),
         of_score,
     )  # fmt: skip
+
+
+def _exponent_error(
+    products: np.ndarray, s: np.ndarray, lse: np.ndarray, dim: int
+) -> np.ndarray:  # fmt: skip
+    """Relative error of P, from that of its exponent: sums, and roundings of scores and lse."""
+    sizes = np.where(np.isfinite(s), np.abs(s), 0.0) + np.where(np.isfinite(lse), np.abs(lse), 0.0)
+    return 2.0**-20 + accumulation(dim) * products + 8 * TRUNCATION * (products + sizes)
 
 
 def spread(weights: np.ndarray, x: np.ndarray) -> np.ndarray:

@@ -15,7 +15,7 @@ from arrays import assert_margin_untouched, blank, normal  # noqa: E402
 from exact import assert_close, attention  # noqa: E402
 
 import tilecat as tc  # noqa: E402
-from tilecat import attention_call  # noqa: E402
+from tilecat import ready  # noqa: E402
 from tilecat.kernels import KERNELS  # noqa: E402
 from tilecat.kernels.attention import attention as kernel  # noqa: E402
 from tilecat.testing import poison  # noqa: E402
@@ -34,7 +34,7 @@ VIEWS = ("heads", "packed", "shifted", "odd", "sliced", "spread")
 @pytest.fixture(autouse=True)
 def poisoned_outputs(monkeypatch):
     """What an operator allocates is NaN until it is written."""
-    allocator = attention_call.allocator
+    allocator = ready.allocator
 
     def poisoned(*args):
         make = allocator(*args)
@@ -46,7 +46,7 @@ def poisoned_outputs(monkeypatch):
 
         return made
 
-    monkeypatch.setattr(attention_call, "allocator", poisoned)
+    monkeypatch.setattr(ready, "allocator", poisoned)
 
 
 def random_problems(count, seed=2026):
