@@ -53,7 +53,6 @@ def gradients(
     q, k, v, dout = (as_float64(x) for x in (q, k, v, dout))
     wide_k, wide_v = (np.repeat(x, group, axis=1) for x in (k, v))
     scale = q.shape[3] ** -0.5 if scale is None else scale
-    products = scale * (np.abs(q) @ np.abs(wide_k).swapaxes(2, 3))
     s = scale * (q @ wide_k.swapaxes(2, 3))
     s, slope = (s, 1.0) if score is None else score(s)
     s = s if seen is None else np.where(seen, s, -np.inf)
@@ -68,7 +67,7 @@ def gradients(
     delta = (dout * out).sum(-1, keepdims=True)
     ds = p * (dp - delta) * slope
     ulp, longest = half_ulp(dtype), max(k.shape[2], q.shape[2] * group)
-    exponent = _exponent_error(products, s, lse[..., None], q.shape[3])
+    exponent = _exponent_error(scale, q, wide_k, s, lse[..., None])
     off = ulp * np.sqrt((dout**2 * out**2).sum(-1, keepdims=True))  # of delta: O is rounded
     sums = (exponent + accumulation(v.shape[3])) * p * (
         (np.abs(dout) @ np.abs(wide_v).swapaxes(2, 3)) + np.abs(delta))  # fmt: skip
@@ -100,9 +99,10 @@ def gradients(
 
 
 def _exponent_error(
-    products: np.ndarray, s: np.ndarray, lse: np.ndarray, dim: int
-) -> np.ndarray:  # fmt: skip
+    scale: float, q: np.ndarray, k: np.ndarray, s: np.ndarray, lse: np.ndarray
+) -> np.ndarray:
     """Relative error of P, from that of its exponent: sums, and roundings of scores and lse."""
+    dim, products = q.shape[3], scale * (np.abs(q) @ np.abs(k).swapaxes(2, 3))
     sizes = np.where(np.isfinite(s), np.abs(s), 0.0) + np.where(np.isfinite(lse), np.abs(lse), 0.0)
     return 2.0**-20 + accumulation(dim) * products + 8 * TRUNCATION * (products + sizes)
 
