@@ -51,11 +51,15 @@ def calls(torch) -> dict:
 
 
 def measure(torch) -> dict[str, float]:
-    found = {}
-    for name, call in calls(torch).items():
+    named = calls(torch)
+    for call in named.values():
         call()
-        found[name] = round(host_time(call), 2)
-        print(f"{found[name]:8.2f} us  {name}", flush=True)
+    found = {
+        name: round(us, 2)
+        for name, us in zip(named, host_time(list(named.values())), strict=True)
+    }
+    for name, us in found.items():
+        print(f"{us:8.2f} us  {name}")
     return found
 
 

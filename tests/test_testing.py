@@ -147,6 +147,19 @@ def test_host_time_is_a_median_of_batches_with_the_device_idle(monkeypatch):
     assert found == pytest.approx(2.0) and len(drained) == 5
 
 
+def test_host_times_of_several_calls_take_batches_in_turn(monkeypatch):
+    clock, order = [0.0], []
+    monkeypatch.setattr(testing.time, "perf_counter", lambda: clock[0])
+
+    def call(name, us):
+        order.append(name)
+        clock[0] += us * 1e-6
+
+    fns = [lambda: call("a", 2), lambda: call("b", 5)]
+    found = testing.host_time(fns, calls=2, batches=1, drain=lambda: None)
+    assert found == pytest.approx([2, 5]) and "".join(order) == "aabbaabb"
+
+
 def test_poison_reaches_every_element():
     arrays = [
         np.zeros((2, 3), np.float32),

@@ -175,33 +175,42 @@ def _round(
 
 
 def host_time(
-    fn: Function,
+    fns: Function | Sequence[Function],
     *,
     calls: int = 200,
     batches: int = 9,
     drain: Callable[[], Any] | None = None,
-) -> float:
+) -> Any:
     """Host microseconds of a call: median over batches, the device idle before each batch.
 
+    Several functions take batches in turn, so that a processor's clock is the same for all.
+
     Args:
-        fn: what is called; small work, so that no call waits for a full queue of launches.
+        fns: a function, or several; small work, so that no call waits for a full queue of launches.
         calls: a batch; far below the 1024 launches that a queue takes.
-        batches: how many; one more, not counted, comes first.
+        batches: of each function; one more, not counted, comes first.
         drain: waits for the device; None for `torch.cuda.synchronize`.
+
+    Returns:
+        A number, or a list of them for several functions.
 
     Raises:
         ResourceError: no PyTorch, no GPU, and no drain given.
     """
     drain = require_gpu().cuda.synchronize if drain is None else drain
-    taken = []
+    several = not callable(fns)
+    functions: list[Function] = list(fns) if several else [fns]  # type: ignore[list-item, arg-type]
+    taken: list[list[float]] = [[] for _ in functions]
     for _ in range(batches + 1):
-        drain()
-        start = time.perf_counter()
-        for _ in range(calls):
-            fn()
-        taken.append((time.perf_counter() - start) / calls * 1e6)
+        for fn, times in zip(functions, taken, strict=True):
+            drain()
+            start = time.perf_counter()
+            for _ in range(calls):
+                fn()
+            times.append((time.perf_counter() - start) / calls * 1e6)
     drain()
-    return float(np.median(taken[1:]))
+    found = [float(np.median(times[1:])) for times in taken]
+    return found if several else found[0]
 
 
 def poison(*arrays: Any) -> None:
