@@ -9,18 +9,16 @@ float32, which shows how far rounding alone takes two right implementations apar
 
     python examples/train_sequence_models.py [--model mamba2] [--steps 50] [--json OUT]
 
-It ends with 1 if losses differ by more than LIMIT, in a hundredth of the first loss, and by more
-than twice what PyTorch's two do. It wants a GPU; `--device cpu` trains models of a size that the
-PTX machine runs, for two steps.
+It ends with 1 if losses differ by more than a hundredth of the first loss, and by more than twice
+what PyTorch's two do. It wants a GPU; `--device cpu` trains models of a size that the PTX machine
+runs, for two steps.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,11 +27,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from training import Run, compare, trained
 
 import tilecat.torch as tt
 
 SOURCE = Path(tt.__file__).parents[1]
-LIMIT = 1.0  # difference of losses, in a hundredth of the first
 VOCABULARY = 256  # bytes
 
 
@@ -365,21 +363,6 @@ def model_of(name: str, operators: str, tiny: bool, seed: int = 0) -> Stack:
 # Step 3. One training.
 
 
-@dataclass(frozen=True)
-class Run:
-    """One training.
-
-    Args:
-        losses: of each step.
-        step_ms: median time of a step.
-        seconds: of all steps, what they compiled included.
-    """
-
-    losses: list[float]
-    step_ms: float
-    seconds: float
-
-
 def batches(config: Config, seed: int = 0) -> Iterator[Any]:
     """Tokens B x (T + 1), bytes of the package's source from random places."""
     paths = sorted(SOURCE.rglob("*.py"))
@@ -393,48 +376,12 @@ def batches(config: Config, seed: int = 0) -> Iterator[Any]:
 
 def train(name: str, operators: str, steps: int, device: str, seed: int) -> Run:
     """Trains a model from its first weights."""
-    model = model_of(name, operators, device == "cpu", seed).to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    losses, times = [], []
+    model = model_of(name, operators, device == "cpu", seed)
     given = batches(model.config, seed)
-    for _ in range(steps):
-        start = time.perf_counter()
-        loss = model(next(given).to(device))
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())  # waits for the device
-        times.append(time.perf_counter() - start)
-    return Run(losses, 1e3 * sorted(times)[len(times) // 2], sum(times))
+    return trained(model, model, given, steps=steps, rate=1e-3, device=device)
 
 
 # Step 4. Runs side by side.
-
-
-def compare(name: str, steps: int, device: str, seed: int) -> dict[str, Run]:
-    """The same training with each set of operators."""
-    found = {}
-    for operators in OPERATORS:
-        found[operators] = run = train(name, operators, steps, device, seed)
-        print(f"{name}: {operators:10} loss {run.losses[0]:.4f} -> {run.losses[-1]:.4f}, "
-              f"{run.step_ms:.1f} ms a step, {run.seconds:.1f} s", flush=True)  # fmt: skip
-    return found
-
-
-def difference(one: Run, other: Run) -> float:
-    """The largest difference of two curves, in a hundredth of the first loss; NaN if one is."""
-    differences = [abs(a - b) for a, b in zip(one.losses, other.losses, strict=True)]
-    return math.nan if math.isnan(sum(differences)) else 100 * max(differences) / one.losses[0]
-
-
-def table(runs: dict[str, Run], every: int) -> str:
-    """Losses by step."""
-    rows = ["step  " + "  ".join(f"{name:>10}" for name in runs)]
-    count = len(next(iter(runs.values())).losses)
-    for step in sorted({*range(0, count, every), count - 1}):
-        rows.append(f"{step:4}  " + "  ".join(f"{r.losses[step]:10.4f}" for r in runs.values()))
-    return "\n".join(rows)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -451,19 +398,10 @@ def main(arguments: list[str] | None = None) -> int:
               file=sys.stderr)  # fmt: skip
         return 2
     steps = given.steps or (2 if given.device == "cpu" else 50)
-    results, parted = {}, False
-    for name in [given.model] if given.model else MODELS:
-        runs = compare(name, steps, given.device, given.seed)
-        apart = {key: difference(runs[key], runs["torch"]) for key in ("tilecat", "torch f32")}
-        print(table(runs, 5))
-        for key, value in apart.items():
-            print(f"{name}: {key} and torch differ by at most {value:.3f} % of the first loss",
-                  flush=True)  # fmt: skip
-        parted = parted or not apart["tilecat"] <= max(LIMIT, 2 * apart["torch f32"])
-        results[name] = {key: vars(run) for key, run in runs.items()} | {"apart_percent": apart}
-        if given.json:
-            given.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    return int(parted)
+    return compare(
+        [given.model] if given.model else list(MODELS), tuple(OPERATORS),
+        lambda name, kind: train(name, kind, steps, given.device, given.seed), given.json,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

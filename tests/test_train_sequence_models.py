@@ -13,6 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 PATH = Path(__file__).resolve().parents[1] / "examples" / "train_sequence_models.py"
+sys.path.append(str(PATH.parent))  # where `training` lies
 SPEC = importlib.util.spec_from_file_location("train_sequence_models", PATH)
 example = sys.modules["train_sequence_models"] = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(example)

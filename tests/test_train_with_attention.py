@@ -14,9 +14,11 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 PATH = Path(__file__).resolve().parents[1] / "examples" / "train_with_attention.py"
+sys.path.append(str(PATH.parent))  # where `training` lies
 SPEC = importlib.util.spec_from_file_location("train_with_attention", PATH)
 example = sys.modules["train_with_attention"] = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(example)
+from training import difference  # noqa: E402
 
 
 def test_both_models_train_as_with_sdpa(tmp_path):
@@ -31,21 +33,21 @@ def test_both_models_train_as_with_sdpa(tmp_path):
 
 
 def test_curves_that_part_are_told():
-    one = example.Run([2.0, 1.0], 1.0)
-    assert example.difference(one, example.Run([2.0, 1.5], 1.0)) == 25.0
-    assert math.isnan(example.difference(one, example.Run([2.0, math.nan], 1.0)))
+    one = example.Run([2.0, 1.0], 1.0, 2.0)
+    assert difference(one, example.Run([2.0, 1.5], 1.0, 2.0)) == 25.0
+    assert math.isnan(difference(one, example.Run([2.0, math.nan], 1.0, 2.0)))
 
 
 def test_a_wrong_attention_fails(monkeypatch, capsys):
     wrong = {"tilecat": [2.0, 1.0], "sdpa": [2.0, 1.5], "sdpa math": [2.0, 1.5]}
-    monkeypatch.setattr(example, "train", lambda make, name, *_: example.Run(wrong[name], 1.0))
+    monkeypatch.setattr(example, "train", lambda _, kind, *more: example.Run(wrong[kind], 1.0, 2.0))
     assert example.main(["--tiny", "--model", "encoder"]) == 1
     assert "differ by at most 25.000 %" in capsys.readouterr().out
 
 
 def test_a_loss_that_is_nan_fails(monkeypatch):
     runs = {"tilecat": [2.0, math.nan], "sdpa": [2.0, 1.5], "sdpa math": [2.0, 1.5]}
-    monkeypatch.setattr(example, "train", lambda make, name, *_: example.Run(runs[name], 1.0))
+    monkeypatch.setattr(example, "train", lambda _, kind, *more: example.Run(runs[kind], 1.0, 2.0))
     assert example.main(["--tiny", "--model", "encoder"]) == 1
 
 
