@@ -216,7 +216,43 @@ DELTA = tuple(
     for b, h, t in ((1, 64, 8192), (1, 32, 8192), (4, 64, 8192), (1, 64, 2048))
 )
 BASED = tuple(based_problem(B=16, H=16, T=t) for t in (1024, 4096, 16384))
-PROBLEMS: tuple[Problem, ...] = (*LINEAR, *MAMBA, *DELTA, *BASED)
+
+
+# ---- Hedgehog
+
+
+def hedgehog_inputs(B: int, H: int, T: int) -> tuple[Any, ...]:
+    maps = tuple(normal(H, 128, 64) / 128**0.5 for _ in range(2))
+    factors = tuple(0.2 + 0.8 * torch.rand(H, device="cuda") for _ in range(2))
+    return *(normal(B, H, T, 128) for _ in range(3)), *maps, *factors
+
+
+def exact_hedgehog(
+    q: Any, k: Any, v: Any, qmap: Any, kmap: Any, alpha: Any, beta: Any
+) -> torch.Tensor:  # fmt: skip
+    q, k, v, qmap, kmap = (x.double() for x in (q, k, v, qmap, kmap))
+    alpha, beta = (x.double()[:, None, None] for x in (alpha, beta))
+    token = torch.arange(q.shape[2], device="cuda")
+    far = token // 64 < (token // 64 - 1)[:, None]
+    near = (token <= token[:, None]) & ~far
+    s = (q @ k.mT * 128**-0.5).masked_fill(~near, float("-inf"))
+    phi = [torch.cat([(x @ w).softmax(-1), (-x @ w).softmax(-1)], -1)
+           for x, w in ((q, qmap), (k, kmap))]  # fmt: skip
+    w = beta * (s - s.amax(-1, keepdim=True)).exp()
+    w = w + alpha * (phi[0] @ phi[1].mT).masked_fill(~far, 0.0)
+    return (w @ v) / (w.sum(-1, keepdim=True) + 1e-6)
+
+
+def hedgehog_problem(**e: int) -> Problem:
+    label = " ".join(f"{key}{value}" for key, value in e.items())
+    small = {"B": 2, "H": 3, "T": 1000}
+    moved = 1024 * e["B"] * e["H"] * e["T"]
+    return Problem(f"hedgehog {label}", e, hedgehog_inputs, tc.hedgehog, exact_hedgehog, small,
+                   moved)  # fmt: skip
+
+
+HEDGEHOG = tuple(hedgehog_problem(B=16, H=16, T=t) for t in (1024, 4096, 16384))
+PROBLEMS: tuple[Problem, ...] = (*LINEAR, *MAMBA, *DELTA, *BASED, *HEDGEHOG)
 
 
 def first(result: Any) -> torch.Tensor:

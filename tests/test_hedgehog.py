@@ -13,6 +13,7 @@ from tilecat.kernels.hedgehog import hedgehog as kernel
 
 # 1.5 times what NumPy gives with operands and outputs rounded to bf16: 1.7e-3 (the plan's table).
 LIMIT, STATE_LIMIT = 2.6e-3, 2.5e-3
+SUM_LIMIT = 5e-4  # of sums of features: f32, of features rounded as the state takes them in
 BLOCK = 64
 
 
@@ -81,7 +82,7 @@ def check(heads, length, *, dim=128, groups=None, dtype=bf16, states=False, size
                           [x[0, h] for x in first] if states else None)  # fmt: skip
         assert_near(out[0, h], exact[0], LIMIT)
         assert_near(kv[0, h], exact[1], STATE_LIMIT)
-        assert_near(ks[0, h][None], exact[2][None], 1e-5)
+        assert_near(ks[0, h][None], exact[2][None], SUM_LIMIT)
 
 
 @pytest.mark.parametrize(

@@ -250,7 +250,7 @@ class ChunkScan:
             head = index // self.slices if self.slices > 1 else index
             tiles = [x[head if x.count > 1 else 0] for x in (q, k)]
             place = task, self.at(task, step), index
-            self._chunk(work, place, head, (*tiles, v[index]), (totals, sums), out)
+            self.chunk(work, place, head, (*tiles, v[index]), (totals, sums), out)
 
         @self.state.finish
         def _(task):
@@ -288,7 +288,7 @@ class ChunkScan:
                     tc.store(ring[head].tile, vector)
         tc.sync()
 
-    def _chunk(
+    def chunk(
         self, work: Recurrence, place: Any, head: Any, tiles: Any, sums: Any,
         out: Any,
     ) -> None:  # fmt: skip

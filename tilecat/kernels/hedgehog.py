@@ -28,7 +28,7 @@ from typing import Any
 import tilecat as tc
 from tilecat import DTypeVar, bf16, f16, f32, gl, rt, rv, st, sv
 
-from .chunk_scan import CHUNK, COLUMN, LOG2_E, At, ChunkScan, Recurrence, tasks_of
+from .chunk_scan import CHUNK, COLUMN, LOG2_E, ROW, At, ChunkScan, Recurrence, tasks_of
 
 T = DTypeVar("T", bf16, f16)
 MAP = 64  # columns of a map
@@ -36,6 +36,30 @@ FEATURES = 2 * MAP
 NORM_EPS = 1e-6  # added to sums of weights, as ThunderKittens' reference does
 REGISTERS = 136, 176  # of the score role, and of two warpgroups of the state role
 TILE, SUM = rt[f32, CHUNK, CHUNK], rv[f32, MAP, "col"]
+
+
+class Lagging(ChunkScan):
+    """A scan whose state takes in the block before: scores first, then what features made."""
+
+    def chunk(
+        self, work: Any, place: Any, head: Any, tiles: Any, sums: Any, out: Any
+    ) -> None:  # fmt: skip
+        """State role: Y and the next S of a chunk; each ring goes back as soon as it is read."""
+        (q, k, v), ((total,), y), before = tiles, sums, work.before
+        state = tc.as_a(total, self.dtype)
+        tc.mma_ABt(y, before, self.p[head], accumulate=False)
+        tc.mma_AtBt(y, v, work.p)
+        tc.mma_wait()
+        work.p.release()
+        tc.mma_ABt(y, state, q)
+        tc.mma_AB(total, before, k)
+        tc.mma_wait(1)
+        made = tc.cast(tc.mul(y, tc.load(work.rows, COLUMN), out=y), self.dtype)
+        tc.store(self.y[place[2]].tile.T, made)
+        tc.sync()
+        work.rows.release()
+        tc.mma_wait()
+        tc.copy(before, tc.load(v.tile.T))
 
 
 class Window(Recurrence):
@@ -57,15 +81,17 @@ class Window(Recurrence):
         self.shared = tc.shared(st[scan.dtype, tiles[0].kind.cols, MAP], 2)
         self.old = tc.shared(tiles[1].kind)
         self.group = tensors[0].size(1) // tensors[1].size(1)
-        self.near, self.far, self.z = (tc.empty(TILE) for _ in range(3))
+        self.near, self.far = (tc.empty(TILE) for _ in range(2))
         self.sums = tc.shared(sv[f32, MAP], 2)
+        self.ones = tc.shared(st[scan.dtype, CHUNK, 16])
+        self.totals = [tc.empty(rt[f32, MAP, 16]) for _ in range(2)]
         self.before = tc.empty(rt[scan.dtype, CHUNK, CHUNK])
         self.p = scan.pipe.ring(st[scan.dtype, CHUNK, CHUNK], writer=scan.score, beside=scan.p)
         self.phi = [
-            scan.pipe.ring(st[scan.dtype, CHUNK, FEATURES], writer=scan.score, beside=scan.p)
+            scan.pipe.ring(st[scan.dtype, CHUNK, FEATURES], writer=scan.score, stages=scan.depth)
             for _ in range(2)
         ]
-        self.rows = scan.pipe.ring(sv[f32, CHUNK], writer=scan.score, beside=scan.p)
+        self.rows = scan.pipe.ring(sv[f32, CHUNK], writer=scan.score, beside=self.phi[0])
 
     def load(self, task: Any, at: At) -> None:
         """Q of the head; K and V of its group."""
@@ -82,11 +108,13 @@ class Window(Recurrence):
             for row in range(0, tile.type.rows, CHUNK):
                 part = tile[row : row + CHUNK, :]
                 tc.store(part, tc.load(tensor.at(task.head, row, 0), self.before.type))
-        for part in range(2):
-            total = tc.zeros(SUM)
+        tc.store(self.ones, tc.full(rt[self.scan.dtype, CHUNK, 16], 1.0))
+        for part, total in enumerate(self.totals):
+            tc.fill(total, 0.0)
             if self.first is not None:
-                total = tc.load(self.first.at(task.batch, task.head, part * MAP), SUM)
-            tc.store(self.sums[part], total)
+                place = self.first.at(task.batch, task.head, part * MAP)
+                tc.copy(total, total + tc.load(place, ROW))
+            tc.store(self.sums[part], tc.row_max(total))
         self.keep(lambda part, parts: tc.zeros(self.before.type))
 
     def begin(self, task: Any) -> None:
@@ -105,22 +133,38 @@ class Window(Recurrence):
             tc.fill(far, -math.inf)
         factor = self.scale * LOG2_E
         top = tc.row_max(far, tc.row_max(near)) * factor
-        for s in (near, far):
-            tc.exp2(tc.fma(s, factor, -top, out=s), out=s)
-        weights = tc.row_sum(far, tc.row_sum(near))
-        for ring, s in ((self.p, near), (self.scan.p, far)):
-            tc.store(ring, tc.cast(s, self.scan.dtype))
-        for part, phi in enumerate(self.features(q, 0, alpha / beta)):
+        weights = self.weigh(near, top, self.p)
+        tc.mma_AB(near, q, self.shared[0], accumulate=False)
+        weights = self.weigh(far, top, self.scan.p, weights)
+        self.p.publish()
+        tc.mma_wait()
+        for part, phi in enumerate(self.features(near, far, alpha / beta)):
             weights = tc.row_sum(phi * tc.load(self.sums[part], SUM), weights)
             tc.store(self.phi[0].tile.part(part, 2), tc.cast(phi, self.scan.dtype))
+            if part == 0:
+                tc.mma_AB(far, self.old, self.shared[1], accumulate=False)
         tc.store(self.rows.tile, tc.rcp(weights + NORM_EPS / beta))
+        self.phi[0].publish()
         seen = tc.select(at.number > 0, 1.0, 0.0)
-        for part, phi in enumerate(self.features(self.old, 1, seen)):
-            total = tc.col_sum(phi, tc.load(self.sums[part], SUM))
-            tc.store(self.sums[part], total)
+        tc.mma_wait()
+        for part, phi in enumerate(self.features(far, near, seen)):
             tc.store(self.phi[1].tile.part(part, 2), tc.cast(phi, self.scan.dtype))
+        taken = self.phi[1].tile
+        self.phi[1].publish()
         self.keep(lambda part, parts: tc.load(k.tile.part(part, parts)))
+        for part, total in enumerate(self.totals):
+            tc.mma_AtB(total, taken.part(part, 2), self.ones)
+        tc.mma_wait()
+        for part, total in enumerate(self.totals):
+            tc.store(self.sums[part], tc.row_max(total))
+        tc.sync()
         return (None,)
+
+    def weigh(self, s: Any, top: Any, ring: Any, before: Any = None) -> Any:
+        """Stores e^(s - m), and adds up its rows."""
+        tc.exp2(tc.fma(s, self.scale * LOG2_E, -top, out=s), out=s)
+        tc.store(ring, tc.cast(s, self.scan.dtype))
+        return tc.row_sum(s, before)
 
     def keep(self, part_of: Any) -> None:
         """Score role: keys for the next chunk, 64 columns after 64 columns."""
@@ -130,27 +174,11 @@ class Window(Recurrence):
         tc.fence_async()
         tc.sync()
 
-    def features(self, x: Any, side: int, factor: Any) -> Any:
-        """`factor softmax(x W)` and then `factor softmax(-x W)`, which takes the place of x W."""
-        z = self.z
-        tc.mma_AB(z, x, self.shared[side], accumulate=False)
-        tc.mma_wait()
-        for sign, end, e in ((1.0, tc.row_max(z), self.near), (-1.0, tc.row_min(z), z)):
+    def features(self, z: Any, other: Any, factor: Any) -> Any:
+        """`factor softmax(z)`, in `other`, and `factor softmax(-z)`, in place of z = x W."""
+        for sign, end, e in ((1.0, tc.row_max(z), other), (-1.0, tc.row_min(z), z)):
             tc.exp2(tc.fma(z, sign * LOG2_E, end * (-sign * LOG2_E), out=e), out=e)
             yield tc.mul(e, tc.rcp(tc.row_sum(e)) * factor, out=e)
-
-    def values(self, task: Any, at: At, index: Any, state: Any) -> Any:
-        """V^T of the block before."""
-        return self.before
-
-    def result(self, task: Any, at: At, index: Any, y: Any) -> Any:
-        """And of the chunk; over the sums of weights."""
-        v = self.tiles[2][index]
-        tc.mma_AtBt(y, v, self.p)
-        tc.mma_wait()
-        tc.copy(self.before, tc.load(v.tile.T))
-        return tc.mul(y, tc.load(self.rows, COLUMN), out=y)
-
 
 @tc.kernel
 def hedgehog(
@@ -164,7 +192,7 @@ def hedgehog(
     args: such sums before the first token, f32 [B, H, 128, V] and [B, H, 128]; where wanted.
     """
     tasks = tasks_of(Q.size(1), Q.size(0), Q.rows)
-    scan = ChunkScan(Q.dtype, tasks, slices=slices, stages=stages, depth=depth,
+    scan = Lagging(Q.dtype, tasks, slices=slices, stages=stages, depth=depth,
                      registers=registers)  # fmt: skip
     q, k = (scan.pipe.input(st[Q.dtype, CHUNK, dim]) for _ in range(2))
     v = scan.pipe.input(st[Q.dtype, CHUNK, CHUNK], count=slices)

@@ -78,6 +78,8 @@ class Visit:
         scope: who executes the step.
         rate: "step" or "task": how often it happens.
         rings: used so far.
+        ends: whether its hole may publish and release rings itself, before it ends.
+        done: the rings that it has.
     """
 
     party: Party
@@ -85,6 +87,13 @@ class Visit:
     scope: Scope
     rate: str
     rings: list[Ring] = field(default_factory=list)
+    ends: bool = False
+    done: list[Ring] = field(default_factory=list)
+
+    @property
+    def left(self) -> list[Ring]:
+        """Rings that are published or released where the hole ends."""
+        return [ring for ring in self.rings if ring not in self.done]
 
     @contextmanager
     def ahead(self) -> Iterator[None]:

@@ -288,7 +288,7 @@ class Role(Party):
         held: list[Ring] = []
         steps = pipe.steps_of(task)
         for step in range_(steps):
-            visit = Visit(self, builder.block, Scope.WARPGROUP, "step")
+            visit = Visit(self, builder.block, Scope.WARPGROUP, "step", ends=True)
             start = len(builder.block.ops)
             with visiting(rings, visit):
                 for ring in pipe.inputs.values() if len(pipe.roles) == 1 else ():
@@ -326,10 +326,10 @@ class Role(Party):
         own = [ring for ring in self.pipe.rings if ring.writer is self]
         mine = None if self.turn is None else self.turn.get() == self.consumer
         with nullcontext() if mine is None else when(mine):
-            visit = Visit(self, current().block, Scope.WARPGROUP, "step")
+            visit = Visit(self, current().block, Scope.WARPGROUP, "step", ends=True)
             with visiting(own, visit):
                 self.holes.call("compute", task, step)
-            for ring in visit.rings:
+            for ring in visit.left:
                 ring.publish()
         for ring in visit.rings:
             if self.turns:
@@ -354,7 +354,9 @@ class Role(Party):
         At once, or a step later if its mma is in flight. Returns the rings with a stage still to
         be given back.
         """
-        hole, read = _ops_from(visit.block, start), visit.rings
+        hole, read = _ops_from(visit.block, start), visit.left
+        for ring in visit.done:
+            ring.advance()
         pending = _mma_left(hole)
         if accesses(hole, read, proxy="generic"):
             self._meet()

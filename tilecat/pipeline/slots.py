@@ -111,11 +111,17 @@ class Slots:
     def release(self) -> None:
         """Consumer: gives the current stage back, and goes to the next.
 
-        Scope: the consume hole, after `tc.mma_wait` for what reads it, and a barrier of the
+        In a compute hole: gives it back before the hole ends; the next comes with the next step.
+
+        Scope: consume or compute, after `tc.mma_wait` for what reads it, and a barrier of the
         consumer's threads (`tc.barrier_sync(pipe.consumer + 1, 128)`) where they have read it.
         PTX: `mbarrier.arrive`.
         """
-        self.ring.release()
+        if self.ring.visit is None:
+            self.ring.release()
+        else:
+            self._end_visit("release")
+            self.ring.give_back(self.ring.stage)
 
     def advance(self) -> None:
         """Consumer: goes to the next stage, and keeps this one until `release_before`.
@@ -166,11 +172,38 @@ class Slots:
     def publish(self) -> None:
         """Who fills an output: the current stage is written; goes to the next.
 
-        Scope: the consume hole. PTX: `fence.proxy.async`, `mbarrier.arrive` of every thread.
+        In a compute hole: tells its readers before the hole ends; the next comes with the next step.
+
+        Scope: consume or compute. PTX: `fence.proxy.async`, `mbarrier.arrive` of every thread.
         """
         self._check_filled_here("publish")
-        self.ring.publish()
-        self.ring.advance()
+        if self.ring.visit is None:
+            self.ring.publish()
+            self.ring.advance()
+        else:
+            self._end_visit("publish")
+            self.ring.publish()
+
+    def _end_visit(self, name: str) -> None:
+        """A compute hole is done with the current stage.
+
+        Raises:
+            SyncError: it has not used it yet, has ended it before, or is in a branch or a loop.
+        """
+        visit = self.ring.visit
+        assert visit is not None, "of a compute hole"
+        wrong = (
+            "in another hole" if not visit.ends
+            else "before its first use" if self.ring not in visit.rings
+            else "for the second time" if self.ring in visit.done
+            else "inside of a branch or a loop" if current().block is not visit.block else ""
+        )  # fmt: skip
+        if wrong:
+            raise SyncError(
+                f"{name}: ends the use of a stage once a step, in compute itself, got "
+                f"{self.name} {wrong}", hint=f"once, after the last use of {self.name}'s tiles",
+            )  # fmt: skip
+        visit.done.append(self.ring)
 
     def _check_filled_here(self, name: str) -> None:
         if self.ring.writer is None:

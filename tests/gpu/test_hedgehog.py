@@ -1,0 +1,109 @@
+"""Hedgehog on a GPU against float64: outputs and states, heads that share keys, odd lengths."""
+
+import pytest
+
+pytestmark = pytest.mark.gpu
+
+torch = pytest.importorskip("torch")
+if not torch.cuda.is_available():
+    pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
+
+import tilecat as tc  # noqa: E402
+from tilecat import hedgehog_call  # noqa: E402
+
+BLOCK, LIMIT, STATE_LIMIT, SUM_LIMIT = 64, 2.6e-3, 2.5e-3, 5e-4  # tests/test_hedgehog.py
+BF16 = torch.bfloat16
+
+
+@pytest.fixture(autouse=True)
+def poisoned(monkeypatch):
+    """What the calls allocate is NaN until it is written."""
+    torch.manual_seed(0)
+    allocate = hedgehog_call.allocator
+    monkeypatch.setattr(
+        hedgehog_call, "allocator", lambda *args: lambda: allocate(*args)().fill_(float("nan"))
+    )
+
+
+def close(got, exact, limit):
+    error = (got.double() - exact).norm() / exact.norm()
+    assert error <= limit, float(error)
+
+
+def features(x, weights):
+    z = x @ weights
+    return torch.cat([z.softmax(-1), (-z).softmax(-1)], -1)
+
+
+def exact_hedgehog(q, k, v, qmap, kmap, alpha, beta, state=None):
+    """Outputs, and states as they are before the last block, in float64."""
+    alpha, beta = (x.double()[:, None, None] for x in (alpha, beta))
+    q, k, v, qmap, kmap = (x.double() for x in (q, k, v, qmap, kmap))
+    k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+    token = torch.arange(q.shape[2], device=q.device)
+    block = token // BLOCK
+    far = block[None, :] < block[:, None] - 1
+    near = (token[None, :] <= token[:, None]) & ~far
+    s = (q @ k.mT * q.shape[3] ** -0.5).masked_fill(~near, float("-inf"))
+    fq, fk = features(q, qmap), features(k, kmap)
+    w = beta * (s - s.amax(-1, keepdim=True)).exp() + alpha * (fq @ fk.mT).masked_fill(~far, 0.0)
+    total, out = w.sum(-1, keepdim=True) + 1e-6, w @ v
+    gone = slice(0, (q.shape[2] - 1) // BLOCK * BLOCK)
+    kv, ks = fk[:, :, gone].mT @ v[:, :, gone], fk[:, :, gone].sum(2)
+    if state is not None:
+        first, sums = (x.double() for x in state)
+        out = out + alpha * (fq @ first)
+        total = total + alpha * (fq * sums[:, :, None]).sum(-1, keepdim=True)
+        kv, ks = kv + first, ks + sums
+    return out / total, kv, ks
+
+
+def inputs(batch, length, heads, groups, dim, dtype=BF16, size=1.0, map_size=None):
+    """q, k, v (tokens before heads in memory), qmap, kmap, alpha, beta."""
+    q, k, v = (
+        (factor * torch.randn(batch, length, n, dim, device="cuda")).to(dtype).transpose(1, 2)
+        for n, factor in ((heads, size), (groups, size), (groups, 1.0))
+    )
+    factor = dim**-0.5 if map_size is None else map_size
+    maps = ((factor * torch.randn(heads, dim, 64, device="cuda")).to(dtype) for _ in range(2))
+    return q, k, v, *maps, *(0.2 + 0.8 * torch.rand(heads, device="cuda") for _ in range(2))
+
+
+SIZES = (
+    (2, 1000, 4, 4, 128), (1, 1, 1, 1, 128), (16, 130, 16, 16, 128), (2, 65, 3, 3, 64),
+    (3, 127, 6, 2, 128), (1, 4097, 3, 1, 128), (2, 200, 131, 131, 64), (1, 64, 2, 1, 128),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_outputs_and_states(size):
+    given = inputs(*size)
+    for _ in range(2):  # the second time by launches at hand
+        for mine, wanted, limit in zip(tc.hedgehog(*given), exact_hedgehog(*given),
+                                       (LIMIT, STATE_LIMIT, SUM_LIMIT), strict=True):  # fmt: skip
+            if wanted.any() or wanted.numel() == 0:
+                close(mine, wanted, limit)
+            else:  # of a sequence of one block nothing is in the states
+                assert not mine.any()
+
+
+@pytest.mark.parametrize(("dim", "dtype"), [(128, BF16), (64, torch.float16)], ids=str)
+def test_states_before_and_large_scores(dim, dtype):
+    for size, map_size in ((1.0, None), (4.5, 1.2)):
+        given = inputs(2, 300, 4, 2, dim, dtype, size, map_size)
+        first = torch.randn(2, 4, 128, dim, device="cuda"), 1 + torch.rand(2, 4, 128).cuda()
+        made = tc.hedgehog(*given, initial_state=first)
+        wanted = exact_hedgehog(*given, first)
+        for mine, other, limit in zip(made, wanted, (LIMIT, STATE_LIMIT, SUM_LIMIT), strict=True):
+            close(mine, other, limit)
+
+
+def test_a_sequence_goes_on_from_its_states():
+    """Its last block is repeated."""
+    q, k, v, *rest = inputs(2, 500, 4, 4, 128)
+    o, kv, ks = tc.hedgehog(q, k, v, *rest)
+    _, *states = tc.hedgehog(*(x[:, :, :192] for x in (q, k, v)), *rest)
+    again, kv2, ks2 = tc.hedgehog(*(x[:, :, 128:] for x in (q, k, v)), *rest, initial_state=states)
+    close(again[:, :, 64:], o[:, :, 192:].double(), 2 * LIMIT)
+    close(kv2, kv.double(), STATE_LIMIT)
+    close(ks2, ks.double(), SUM_LIMIT)
