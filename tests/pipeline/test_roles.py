@@ -13,7 +13,7 @@ from failures import fails
 import tilecat as tc
 from pipeline.schedules import check_schedules, silent
 from tilecat import bf16, f32, gl, st, sv
-from tilecat.errors import ResourceError, ScopeError
+from tilecat.errors import ResourceError, ScopeError, SyncError
 
 BF16 = bf16.numpy
 
@@ -262,3 +262,81 @@ def test_roles_need_a_role():
         tc.roles(stages=1, steps=1, tasks=tc.row_major(1, 1))
 
     fails(k.compile, ScopeError, "roles: needs at least one pipe.role", at="tc.roles(")
+
+
+def handed_on(ends: Any = None) -> tc.KernelFunction:
+    """The scan by rings that are published and released before the holes end."""
+
+    @tc.kernel
+    def linear(Q: gl[bf16, "N", 64], K: gl[bf16, "N", 64], V: gl[bf16, "N", 64],
+               Y: gl[bf16, "N", 64]):  # fmt: skip
+        pipe = tc.roles(stages=2, steps=tc.cdiv(Q.rows, 64), tasks=tc.row_major(1, 1))
+        score, state = pipe.role("score"), pipe.role("state")
+        q, k, v = (pipe.input(st[bf16, 64, 64]) for _ in range(3))
+        p = pipe.ring(st[bf16, 64, 64], writer=score, stages=1)
+        copied = pipe.ring(st[bf16, 64, 64], writer=score, stages=1)
+        out = pipe.ring(st[bf16, 64, 64], writer=state)
+        s, y, total = (tc.empty(tc.rt[f32, 64, 64]) for _ in range(3))
+
+        @pipe.load
+        def _(task, i):
+            for tile, tensor in ((q, Q), (k, K), (v, V)):
+                tc.load_async(tile, tensor[i, 0])
+
+        @score.compute
+        def _(task, i):
+            tc.mma_ABt(s, q, k, accumulate=False)
+            tc.mma_wait()
+            tc.store(p, tc.cast(tc.tril(s), bf16))
+            p.publish()
+            tc.store(copied, tc.load(k.tile))
+
+        @state.start
+        def _(task):
+            tc.fill(total, 0.0)
+
+        @state.compute
+        def _(task, i):
+            before = tc.cast(total, bf16)
+            tc.mma_AtBt(y, v, p, accumulate=False)
+            tc.mma_wait()
+            p.release() if ends is None else ends(p)
+            tc.mma_ABt(y, before, q)
+            tc.mma_AtB(total, v, copied)
+            tc.mma_wait()
+            tc.store(out.tile.T, tc.cast(y, bf16))
+
+        @pipe.store
+        def _(task, i):
+            tc.store_async(Y[i, 0], out)
+
+    return linear
+
+
+def test_rings_are_handed_on_before_the_holes_end():
+    make, check = arrays(1, 300)
+    check_schedules(handed_on(), lambda: [x[0] for x in make()], lambda args: check(
+        [x[None] for x in args]), grid=1)  # fmt: skip
+
+
+def twice(ring: Any) -> None:
+    ring.release()
+    ring.release()
+
+
+def in_a_loop(ring: Any) -> None:
+    for _ in tc.range(2):
+        ring.release()
+
+
+@pytest.mark.parametrize(
+    ("ends", "got"),
+    [(twice, "for the second time"), (in_a_loop, "inside of a branch or a loop")],
+)
+def test_a_ring_is_handed_on_once_a_step(ends: Any, got: str):
+    make, _ = arrays(1, 64)
+    fails(
+        lambda: handed_on(ends).compile(*(x[0] for x in make())), SyncError,
+        "release: ends the use of a stage once a step, in compute itself, got p " + got,
+        at="ring.release()", hint="once, after the last use of p's tiles",
+    )  # fmt: skip

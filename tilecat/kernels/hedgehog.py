@@ -14,10 +14,13 @@ score role a copy of K. So a chunk is, with ' for that block,
 
 The score role makes P' and P, e^(s - m) as it is, for rounding a 1 costs nothing; phi(Q) times
 alpha / beta and phi(K') from one product with each map; and beta over the sum of the weights, in
-f32, by which Y is multiplied. Sums of phi(k) are f32, in shared memory. All of it is made ahead:
+f32, by which Y is multiplied. Sums of phi(k) are products with ones, of what S takes in.
 
-    score  P' P phi(Q) phi(K') [0] | [1]                      | [2] ...
-    state                          | Y[0]: S takes in nothing | Y[1]: S takes in block 0 | ...
+P' and P, phi(Q), and phi(K') go through a ring each, of one stage: told as soon as it is written,
+given back as soon as it is read. So the roles overlap without room for two chunks:
+
+    score  P' P [0] | phi(Q) [0]     | phi(K') [0]       | P' P [1]     | ...
+    state           | V'P' + V P [0] | S^T phi(Q) [0]    | S[0], V^T[0] | ...
 """
 
 from __future__ import annotations
@@ -180,6 +183,7 @@ class Window(Recurrence):
             tc.exp2(tc.fma(z, sign * LOG2_E, end * (-sign * LOG2_E), out=e), out=e)
             yield tc.mul(e, tc.rcp(tc.row_sum(e)) * factor, out=e)
 
+
 @tc.kernel
 def hedgehog(
     Q: gl[T, "B", "H", "T", "D"], K: gl[T, "B", "Hk", "T", "D"], V: gl[T, "B", "Hk", "T", "V"],
@@ -192,8 +196,9 @@ def hedgehog(
     args: such sums before the first token, f32 [B, H, 128, V] and [B, H, 128]; where wanted.
     """
     tasks = tasks_of(Q.size(1), Q.size(0), Q.rows)
-    scan = Lagging(Q.dtype, tasks, slices=slices, stages=stages, depth=depth,
-                     registers=registers)  # fmt: skip
+    scan = Lagging(
+        Q.dtype, tasks, slices=slices, stages=stages, depth=depth, registers=registers
+    )
     q, k = (scan.pipe.input(st[Q.dtype, CHUNK, dim]) for _ in range(2))
     v = scan.pipe.input(st[Q.dtype, CHUNK, CHUNK], count=slices)
     work = Window(scan, (Q, K, V), (q, k, v), (QMap, KMap), (Alpha, Beta), scale,

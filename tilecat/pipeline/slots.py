@@ -111,13 +111,13 @@ class Slots:
     def release(self) -> None:
         """Consumer: gives the current stage back, and goes to the next.
 
-        In a compute hole: gives it back before the hole ends; the next comes with the next step.
+        In a compute hole: gives it back before the hole ends; the next comes next step.
 
         Scope: consume or compute, after `tc.mma_wait` for what reads it, and a barrier of the
         consumer's threads (`tc.barrier_sync(pipe.consumer + 1, 128)`) where they have read it.
         PTX: `mbarrier.arrive`.
         """
-        if self.ring.visit is None:
+        if self.ring.visit is None or self.ring.kept:
             self.ring.release()
         else:
             self._end_visit("release")
@@ -172,7 +172,7 @@ class Slots:
     def publish(self) -> None:
         """Who fills an output: the current stage is written; goes to the next.
 
-        In a compute hole: tells its readers before the hole ends; the next comes with the next step.
+        In a compute hole: tells its readers before the hole ends; the next comes next step.
 
         Scope: consume or compute. PTX: `fence.proxy.async`, `mbarrier.arrive` of every thread.
         """
