@@ -16,17 +16,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from problem_tables import PARTS, every_problem, problems
 from results_tables import HEADLINES, NOTHING, TITLES, tables
 
 from tilecat.kernels import KERNELS
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
+KERNEL_PAGES = (
+    "linear-attention", "based", "hedgehog", "mamba-2", "delta-rule", "long-convolution", "rotary",
+    "norms", "cross-entropy",
+)  # fmt: skip
 PAGES = tuple(
     ROOT / "docs" / f"{name}.md"
     for name in (
         "measurements", "gemm-in-nine-steps", "attention-in-seven-steps", "attention-comparison",
-        "torch",
+        "torch", *(f"kernels/{name}" for name in KERNEL_PAGES),
     )
 )  # fmt: skip
 MEASURED = re.compile(r"(<!-- measured: (\w+) -->\n).*?(<!-- end -->)", re.S)
@@ -94,8 +99,12 @@ def updated(text: str) -> str:
 
 
 def _measured(found: re.Match[str]) -> str:
-    only = found[2] if found[2] in TITLES else None
-    return f"{found[1]}\n{tables(every_row=found[2] == 'all', only=only)}\n{found[3]}"
+    name = found[2]
+    if name in PARTS or name == "problems":
+        shown = problems(name) if name in PARTS else every_problem()
+    else:
+        shown = tables(every_row=name == "all", only=name if name in TITLES else None)
+    return f"{found[1]}\n{shown}\n{found[3]}"
 
 
 def run(block: Block, names: dict) -> None:
