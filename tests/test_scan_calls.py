@@ -11,6 +11,7 @@ from tilecat import bf16, linear_attention_backward_call, linear_attention_call,
 from tilecat.errors import DTypeError, LayoutError
 
 LIMIT, STATE_LIMIT = 3.6e-3, 2.5e-3  # see test_linear_attention
+GATES = 5e-3  # of gradients of gates: their errors do not grow with the length
 
 
 @pytest.fixture(autouse=True)
@@ -112,7 +113,7 @@ def test_nothing_to_compute():
 
 @pytest.mark.parametrize(
     ("lengths", "dims", "gates"),
-    [((70,), (64, 64), True), ((100,), (64, 128), False), ((65, 30), (32, 64), True)],
+    [((70,), (64, 64), True), ((100,), (64, 128), False), ((257, 0, 30), (32, 64), True)],
 )
 def test_gradients(lengths, dims, gates):
     q, k, v, g, _ = inputs(1, sum(lengths), 2, *dims)
@@ -133,9 +134,37 @@ def test_gradients(lengths, dims, gates):
         exact = gradients(*turned, state[i], d_last[i], 0.3)
         for got, wanted in zip(made[:3], exact, strict=False):
             assert_near(heads_first(got)[0, :, a:b], wanted, LIMIT)
-        if g is not None:  # sums of what cancels
-            assert_near(heads_first(made[3])[0, :, a:b], exact[3], 4 * LIMIT)
-        assert_near(made[4][i], exact[4], STATE_LIMIT)
+        if g is not None:
+            assert_near(heads_first(made[3])[0, :, a:b], exact[3], GATES)
+        assert_near(made[5][i], exact[4], STATE_LIMIT)
+
+
+def test_gradients_of_gates_do_not_lose_accuracy_along_a_sequence():
+    q, k, v, g, _ = inputs(1, 900, 1, 32, 32)
+    do = normal(np.random.default_rng(2), *v.shape)
+    gamma = np.full(1, -0.02, np.float32)
+    made = tc.simple_gla_backward(do, q, k, v, 0.1 * g, gamma, wants_d_gamma=True)
+    turned = [heads_first(x)[0] for x in (do, q, k, v, 0.1 * g + gamma)]
+    zero = np.zeros((1, 32, 32))
+    exact = gradients(*turned, zero, zero, 32**-0.5)[3]
+    assert_near(heads_first(made[3])[0], exact, GATES)  # by one sum over all tokens 1.2e-2
+    alike = np.sqrt(256)  # errors of a block's tokens
+    assert abs(made[4] - exact.sum()) <= alike * GATES * np.linalg.norm(exact)
+
+
+def test_gradients_of_decays_of_heads():
+    q, k, v, g, state = inputs(2, 70, 2, 32, 32)
+    do, gamma = normal(np.random.default_rng(2), *v.shape), np.array([-0.5, 0], np.float32)
+    made = tc.simple_gla_backward(
+        do, q, k, v, None, gamma, 0.3, initial_state=state, d_final_state=state, wants_d_gamma=True
+    )
+    assert made[3] is None
+    exact = 0.0
+    for b in range(2):
+        turned = [heads_first(x)[b] for x in (do, q, k, v)]
+        decays = np.broadcast_to(gamma[:, None], g.shape[:0:-1])
+        exact = exact + gradients(*turned, decays, state[b], state[b], 0.3)[3].sum(-1)
+    np.testing.assert_allclose(made[4], exact, atol=GATES * np.abs(exact).max())
 
 
 def mamba_inputs(batch=1, length=100, heads=4, groups=2, dim=64, size=64):
@@ -312,6 +341,10 @@ REFUSED = {
     "a token with its length": (
         lambda: tc.ssd_step(X, DT, A, B, C, STATE), LayoutError,
         "ssd_step: x has 3 axes, batch x heads x dim, got the shape (1, 100, 4, 64)",
+    ),
+    "a gradient of no g_gamma": (
+        lambda: tc.simple_gla_backward(V, Q, K, V, wants_d_gamma=True), LayoutError,
+        "simple_gla_backward: wants_d_gamma is for a g_gamma, got None",
     ),
     "a gradient of another length": (
         lambda: tc.simple_gla_backward(V[:, :5], Q, K, V), LayoutError,

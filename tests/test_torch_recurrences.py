@@ -110,11 +110,15 @@ def test_shapes_without_data():
     assert last.shape == (3, 2, 64, 64)
 
 
-def test_gradient_of_a_decay_of_heads_is_refused():
+def test_gradient_of_decays_of_heads():
     q, k, v, _, _ = given()
-    gamma = torch.full((2,), -0.1, requires_grad=True)
-    with pytest.raises(LayoutError, match="got g_gamma with requires_grad"):
-        tt.chunk_simple_gla(q, k, v, g_gamma=gamma)
+    gamma = torch.tensor([-0.5, -0.1], requires_grad=True)
+    do = normal(*v.shape, seed=7, grad=False)
+    tt.chunk_simple_gla(q, k, v, g_gamma=gamma, scale=0.3)[0].backward(do)
+    wide = doubled(q, k, v, gamma)
+    decays = wide[3].expand(1, 70, 2)
+    recurrence(*wide[:3], decays, torch.zeros(1, 2, 64, 64).double(), 0.3)[0].backward(do.double())
+    close(gamma.grad, wide[3].grad, GRAD)
 
 
 @pytest.mark.slow

@@ -1,109 +1,167 @@
-"""Gradients of linear attention: three scans, and the running sums of the gates' gradients."""
+"""Gradients of linear attention: three scans, and those of the gates, of what scans give beside."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from .errors import LayoutError
+from .kernels.checkpoints import EVERY, number_of
 from .kernels.chunk_scan import CHUNK
-from .kernels.gate_gradients import gate_gradients
+from .kernels.gate_gradients import gate_gradients, sum_gates
 from .linear_attention_call import Call, turned
+from .operators import num_sms
 from .ready import Launch, again
 from .runtime.arrays import allocator, view
 from .scan_call import check, run
+
+CTAS = 8  # of `gate_gradients` an SM: with few heads, as many share one
 
 
 def simple_gla_backward(
     do: Any, q: Any, k: Any, v: Any, g: Any = None, g_gamma: Any = None,
     scale: float | None = None, *, initial_state: Any = None, d_final_state: Any = None,
-    cu_seqlens: Any = None,
-) -> tuple[Any, Any, Any, Any, Any]:  # fmt: skip
+    cu_seqlens: Any = None, wants_d_gamma: bool = False,
+) -> tuple[Any, Any, Any, Any, Any, Any]:  # fmt: skip
     """Gradients of `tc.simple_gla` (and `tc.linear_attention`), given that of its output.
 
     Args:
         do: gradient of o, B x T x H x V.
         q, k, v, g, g_gamma, scale, initial_state, cu_seqlens: of the call.
         d_final_state: gradient of the final state, f32 [sequences, H, K, V]; None: 0.
+        wants_d_gamma: also that of g_gamma.
 
     Returns:
-        dq, dk, dv, dg (f32; None without g) and the gradient of the initial state (None without).
-        g_gamma has none.
+        dq, dk, dv, dg (f32; None without g), that of g_gamma (f32 [H]; None if it is not wanted)
+        and that of the initial state (None without).
 
     Raises:
-        LayoutError, DTypeError, ResourceError: as `tc.simple_gla`; a scale of 0.
+        LayoutError, DTypeError, ResourceError: as `tc.simple_gla`; a scale of 0; a gradient of a
+            g_gamma that is not given.
 
     Scope, streams and devices: as `tc.simple_gla`. Each of dq, dk and dv is a scan of the same
     kernel, dk and dv in reversed time (docs/design/chunk-scan.md).
 
-    Example: `dq, dk, dv, dg, _ = tc.simple_gla_backward(do, q, k, v, g)`
+    Example: `dq, dk, dv, dg, _, _ = tc.simple_gla_backward(do, q, k, v, g)`
     """
     call = Call("simple_gla_backward", q, k, v, g, g_gamma, scale, initial_state, cu_seqlens)
     more = (do, d_final_state)
     key, given = call.key(*more), call.given(*more)
-    made = list(again(key, given) or _run(key, given, call, do, d_final_state))
+    key = None if key is None else (bool(wants_d_gamma), *key)
+    if wants_d_gamma and g_gamma is None:
+        raise LayoutError(f"{call.name}: wants_d_gamma is for a g_gamma, got None")
+    made = list(again(key, given) or _run(key, given, call, do, d_final_state, wants_d_gamma))
     dq, dk, dv = made[:3]
     dg = made.pop(3) if g is not None else None
-    return dq, dk, dv, dg, made[3] if initial_state is not None else None
+    d_gamma = made.pop(3) if wants_d_gamma else None
+    return dq, dk, dv, dg, d_gamma, made[3] if initial_state is not None else None
 
 
 def _run(
-    key: Any, given: tuple[Any, ...], call: Call, do: Any, d_state: Any
+    key: Any, given: tuple[Any, ...], call: Call, do: Any, d_state: Any, wants_d_gamma: bool
 ) -> tuple[Any, ...]:
-    (batch, length, heads, dim, dim_v), sequences = call.check()
+    extents, sequences = call.check()
+    batch, length, heads, dim, dim_v = extents
     check(call.name, "do", do, (batch, length, heads, dim_v), (view(call.q).dtype,), "v's shape")
     states = (sequences, heads, dim, dim_v)
     if d_state is not None:
         check(call.name, "d_final_state", d_state, states, ("f32",), "sequences x H x K x V")
     if call.factor == 0.0:
         raise LayoutError(f"{call.name}: gradients are those of a scale other than 0, got 0.0")
-    gated, wants = call.g is not None, call.state is not None
-    shapes = [(tuple(view(x).shape), str(view(x).dtype)) for x in (call.q, call.k, call.v)]
-    shapes += [((batch, length, heads), "f32")] * gated + [(states, "f32")] * wants
-    parts = -(-dim // CHUNK)
-    work = [((batch, heads, parts, length), "f32")] * 2
-    work += [((sequences, heads, dim_v, dim), "f32")] * (d_state is not None)
-    makers = [allocator(call.q, *x) for x in (*shapes, *(work if gated else []))]
-    made = tuple(make() for make in makers)
+    shapes = {
+        name: (tuple(view(x).shape), str(view(x).dtype))
+        for name, x in (("dq", call.q), ("dk", call.k), ("dv", call.v))
+    }
+    gates = ((batch, length, heads), "f32")
+    if call.g is not None:
+        shapes["dg"] = gates
+    if wants_d_gamma:
+        shapes["d_gamma"] = ((heads,), "f32")
+    if call.state is not None:
+        shapes["d_initial"] = (states, "f32")
+    results = len(shapes)
+    if call.g is not None or wants_d_gamma:
+        shapes |= _beside(extents, sequences, d_state is not None)
+        shapes.setdefault("dg", gates)
+    makers = [allocator(call.q, *x) for x in shapes.values()]
+    made = dict(zip(shapes, (make() for make in makers), strict=True))
     if 0 in (batch, length, heads, dim_v) or sequences == 0:
-        for x in made:
-            x[...] = 0
-        if wants and d_state is not None:
-            made[3 + gated][...] = d_state
-        return made
-    parted = made[: len(shapes)], made[len(shapes) :]
-    run(key, given, made, makers, lambda eased: _launches(call, do, d_state, *parted, eased))
-    return made
+        for name in list(shapes)[:results]:
+            made[name][...] = 0
+        if d_state is not None and "d_initial" in made:
+            made["d_initial"][...] = d_state
+    else:
+        backward = _Backward(call, do, d_state, made, sequences)
+        run(key, given, tuple(made.values()), makers, backward.launches)
+    return tuple(made.values())[:results]
 
 
-def _launches(
-    call: Call, do: Any, d_state: Any, grads: tuple[Any, ...], work: tuple[Any, ...],
-    eased: bool,
-) -> tuple[Launch, ...]:  # fmt: skip
-    """The scans of dq, dk and dv, and dg.
+def _beside(
+    extents: tuple[int, ...], sequences: int, last: bool
+) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Arrays that gradients of gates take: see `gate_gradients`."""
+    batch, length, heads, dim, dim_v = extents
+    parts, blocks = -(-dim // CHUNK), number_of(batch * length, sequences)
+    found = {
+        "outer": (batch, heads, parts, length), "inner": (batch, heads, parts, length),
+        "checkpoints": (blocks, heads, dim, dim_v), "products": (blocks, heads, parts),
+    }  # fmt: skip
+    if last:
+        found["last"] = (sequences, heads, dim_v, dim)
+    return {name: (shape, "f32") for name, shape in found.items()}
+
+
+@dataclass(eq=False)
+class _Backward:
+    """The launches of one call.
 
     Args:
         call, do, d_state: given.
-        grads: dq, dk, dv, dg and that of the state, where wanted.
-        work: q dq and k dk of blocks of columns, the final state; where wanted.
-        eased: see `plan`.
+        made: arrays to write, by name.
+        sequences: how many there are.
     """
-    (dq, dk, dv), more = grads[:3], list(grads[3:])
-    dg = more.pop(0) if call.g is not None else None
-    end = work[2] if len(work) > 2 else None
-    dots = [(call.q, work[0]), (call.k, work[1])] if work else [(), ()]
-    start = None if call.state is None else call.state.swapaxes(2, 3)
-    d_end = None if d_state is None else d_state.swapaxes(2, 3)
-    launches = [
-        call.launch(do, call.v, call.k, dq, start, end, dots[0], eased=eased),
-        call.launch(call.v, do, call.q, dk, d_end, None, dots[1], reverse=True, eased=eased),
-        call.launch(call.k, call.q, do, dv, d_state, more[0] if more else None, reverse=True,
-                    eased=eased),
-    ]
-    if dg is not None:
+
+    call: Call
+    do: Any
+    d_state: Any
+    made: dict[str, Any]
+    sequences: int
+
+    def launches(self, eased: bool) -> tuple[Launch, ...]:
+        """The scans of dq, dk and dv, and gradients of gates."""
+        call, do, made = self.call, self.do, self.made
+        start = None if call.state is None else call.state.swapaxes(2, 3)
+        d_end = None if self.d_state is None else self.d_state.swapaxes(2, 3)
+        dots: list[tuple[Any, ...]] = [(), ()]
+        points: list[tuple[Any, ...]] = [(), ()]
+        if "outer" in made:
+            dots = [(call.q, made["outer"]), (call.k, made["inner"])]
+            points = [(made["checkpoints"],), (made["checkpoints"], made["products"])]
+        scans = (
+            call.launch(do, call.v, call.k, made["dq"], start, made.get("last"), dots[0],
+                        points[0], eased=eased),
+            call.launch(call.v, do, call.q, made["dk"], d_end, None, dots[1], points[1],
+                        reverse=True, eased=eased),
+            call.launch(call.k, call.q, do, made["dv"], self.d_state, made.get("d_initial"),
+                        reverse=True, eased=eased),
+        )  # fmt: skip
+        return (*scans, *self.of_gates(d_end)) if "outer" in made else scans
+
+    def of_gates(self, d_end: Any) -> tuple[Launch, ...]:
+        """Gradients of gates, and their sums."""
+        call, made = self.call, self.made
+        before = (call.state, made["d_initial"]) if "d_initial" in made else ()
+        after = (made["last"], d_end) if "last" in made else ()
         packed = () if call.starts is None else (call.starts,)
-        states = () if end is None else (end, d_end)
-        wanted = {"packed": bool(packed), "states": bool(states)}
-        launches.append(
-            Launch(gate_gradients, (*work[:2], turned(dg)), (*packed, *states), wanted)
-        )
-    return tuple(launches)
+        rows = max(1, self.sequences * view(call.q).shape[2])
+        stripes = max(1, CTAS * num_sms(view(call.q).device) // rows)
+        stripes = min(stripes, -(-view(call.q).shape[1] // EVERY))
+        wanted = {"packed": bool(packed), "first": bool(before), "last": bool(after)}
+        gates = Launch(
+            gate_gradients,
+            (made["outer"], made["inner"], made["products"], turned(made["dg"])),
+            (stripes, *packed, *before, *after), wanted,
+        )  # fmt: skip
+        if "d_gamma" not in made:
+            return (gates,)
+        return gates, Launch(sum_gates, (turned(made["dg"]), made["d_gamma"]), (), {})

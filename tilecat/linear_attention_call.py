@@ -180,7 +180,8 @@ class Call:
 
     def launch(
         self, q: Any, k: Any, v: Any, out: Any, start: Any = None, end: Any = None,
-        dots: tuple[Any, ...] = (), reverse: bool = False, eased: bool = False,
+        dots: tuple[Any, ...] = (), checkpoints: tuple[Any, ...] = (), reverse: bool = False,
+        eased: bool = False,
     ) -> Launch:  # fmt: skip
         """A scan.
 
@@ -188,12 +189,13 @@ class Call:
             q, k, v, out: of the scan, batch x tokens x heads x dim.
             start, end: states before and after, or None.
             dots: a tensor like out, and their products; or nothing.
+            checkpoints: see the kernel; or nothing.
             reverse: in reversed time.
             eased: see `plan`.
         """
         other = tuple(turned(x) for x in dots[:1]) + dots[1:]
         gates = () if self.g is None else (turned(self.g),)
-        rest = (self.gamma, *other, self.starts, start, end)
+        rest = (self.gamma, *other, self.starts, start, end, *checkpoints)
         rest = (*gates, *(x for x in rest if x is not None))
         tensors = tuple(turned(x) for x in (q, k, v, out))
         batch, length, heads, dim = view(q).shape
@@ -205,7 +207,7 @@ class Call:
         wanted = {
             "g": self.g is not None, "gamma": self.gamma is not None, "dots": bool(dots),
             "packed": self.starts is not None, "start": start is not None,
-            "end": end is not None, "reverse": reverse,
+            "end": end is not None, "checkpoints": bool(checkpoints), "reverse": reverse,
         }  # fmt: skip
         return Launch(kernel, tensors, (self.factor, *rest), {**wanted, **params})
 

@@ -25,7 +25,7 @@ first, _ = tc.lightning_attn(x, x, x, layer_idx=0, num_layers=8, scale=1 / 32)
         E("simple_gla simple_gla_backward", """
 x, g = np.ones((1, 70, 1, 32), np.float16), np.full((1, 70, 1), -np.inf, np.float32)
 o, _ = tc.simple_gla(x, x, x, g, scale=1 / 32)
-dq, dk, dv, dg, _ = tc.simple_gla_backward(x, x, x, x, g, scale=1 / 32)
+dq, dk, dv, dg, _, _ = tc.simple_gla_backward(x, x, x, x, g, scale=1 / 32)
 """, ("np.allclose(o, 1) and np.allclose(dv, 1)", "np.allclose(dq, 1) and not dg.any()")),
         E("ssd", """
 x, b = np.ones((1, 70, 2, 64), np.float16), np.ones((1, 70, 1, 32), np.float16)

@@ -82,6 +82,9 @@ class Recurrence:
         """
         raise NotImplementedError
 
+    def passing(self, task: Any, at: At, index: Any, state: Any) -> None:
+        """State role: S^T before a chunk (reversed: behind it), f32, parts of its columns."""
+
     def values(self, task: Any, at: At, index: Any, state: Any) -> Any:
         """State role: V^T of a chunk in registers, made of the state before; None: V as loaded."""
 
@@ -250,6 +253,7 @@ class ChunkScan:
             head = index // self.slices if self.slices > 1 else index
             tiles = [x[head if x.count > 1 else 0] for x in (q, k)]
             place = task, self.at(task, step), index
+            work.passing(*place, totals)
             self.chunk(work, place, head, (*tiles, v[index]), (totals, sums), out)
 
         @self.state.finish

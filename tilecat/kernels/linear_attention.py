@@ -12,6 +12,7 @@ from typing import Any
 import tilecat as tc
 from tilecat import DTypeVar, bf16, f16, f32, gl, rt, st
 
+from .checkpoints import Checkpoints
 from .chunk_scan import (
     CHUNK,
     LEAST,
@@ -34,14 +35,16 @@ class Gated(Recurrence):
         scan: the core. tensors, tiles: of Q, K, V. scale: of the output.
         g: gates [B, H, T], or None. gamma: gates [H], or None.
         dots: f32 [B, H, blocks of 64 columns, T]: of O with the fourth tensor; or None.
+        checkpoints: what happens to states on the way; or None.
     """
 
     def __init__(
-        self, scan: ChunkScan, tensors: Any, tiles: Any, scale: Any, g: Any, gamma: Any, dots: Any
-    ):
+        self, scan: ChunkScan, tensors: Any, tiles: Any, scale: Any, g: Any, gamma: Any, dots: Any,
+        checkpoints: Checkpoints | None,
+    ):  # fmt: skip
         self.scan, self.tensors, self.tiles, self.scale = scan, tensors, tiles, scale
         self.g, self.gamma, self.dots = g, gamma, dots
-        self.s = tc.empty(rt[f32, CHUNK, CHUNK])
+        self.checkpoints, self.s = checkpoints, tc.empty(rt[f32, CHUNK, CHUNK])
 
     def load(self, task: Any, at: At) -> None:
         """Q, K and V of the heads of a task."""
@@ -89,6 +92,11 @@ class Gated(Recurrence):
         tc.mma_wait()
         return (self.scan.mask(s if decays is None else tc.mul(s, decays, out=s)),)
 
+    def passing(self, task: Any, at: At, index: Any, state: Any) -> None:
+        """Checkpoints."""
+        if self.checkpoints is not None:
+            self.checkpoints.passing(task, at, index, state)
+
     def result(self, task: Any, at: At, index: Any, y: Any) -> Any:
         """Times the scale; before it is rounded, its products with another tensor."""
         tc.mul(y, self.scale, out=y)
@@ -105,17 +113,18 @@ def linear_attention(
     Q: gl[T, "B", "H", "T", "K"], K: gl[T, "B", "H", "T", "K"], V: gl[T, "B", "H", "T", "V"],
     O: gl[T, "B", "H", "T", "V"], scale: f32, *args, dim=64, heads=1, slices=1, stages=3, depth=2,
     reverse=False, g=False, gamma=False, dots=False, packed=False, start=False, end=False,
-    blocks_per_sm=1, registers=(None, None), turns=1,
+    checkpoints=False, blocks_per_sm=1, registers=(None, None), turns=1,
 ):  # fmt: skip
     """O, and states f32 [sequences, H, K, V] before and after; of a reversed scan over the scale.
 
     args: g f32 [B, H, T]; gamma f32 [H]; a tensor like O and f32 [B, H, V / 64, T], their products
-    with O summed over 64 columns; cu_seqlens s32; states before and after: those that are wanted.
+    with O summed over 64 columns; cu_seqlens s32; states before and after; checkpoints, reversed
+    with their products (`Checkpoints`): those that are wanted.
     """
     args = list(args)
-    gates, gammas, other, products, starts, *states = (
+    gates, gammas, other, products, starts, *states, kept, met = (
         args.pop(0) if wanted else None
-        for wanted in (g, gamma, dots, dots, packed, start, end)
+        for wanted in (g, gamma, dots, dots, packed, start, end, checkpoints, checkpoints & reverse)
     )  # fmt: skip
     blocks = tc.cdiv(V.cols, CHUNK * slices)
     tasks = tasks_of(tc.cdiv(Q.size(1), heads), Q.size(0), Q.rows, blocks, starts)
@@ -128,6 +137,7 @@ def linear_attention(
     if dots:
         tensors.append(other)
         tiles.append(scan.pipe.input(st[Q.dtype, CHUNK, CHUNK], count=heads * slices))
-    work = Gated(scan, tensors, tiles, scale, gates, gammas, products)
+    points = Checkpoints(scan, Q.rows, kept, met, scale) if checkpoints else None
+    work = Gated(scan, tensors, tiles, scale, gates, gammas, products, points)
     turned = [None if x is None else x.permute(0, 1, 3, 2) for x in states]
     scan.run(work, q, k, v, O, *turned, unit=scale if reverse else None)

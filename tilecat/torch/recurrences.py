@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..errors import LayoutError
 from ..linear_attention_backward_call import simple_gla_backward
 from ..linear_attention_call import lightning_decays, simple_gla
 from ..ssd_call import NO_LIMIT, ssd
@@ -50,7 +49,7 @@ def chunk_simple_gla(
     q: Any, k: Any, v: Any, g: Any = None, g_gamma: Any = None, scale: float | None = None,
     initial_state: Any = None, output_final_state: bool = False, cu_seqlens: Any = None,
 ) -> tuple[Any, Any]:  # fmt: skip
-    """`tilecat.simple_gla` with gradients of q, k, v, g and initial_state.
+    """`tilecat.simple_gla` with gradients of q, k, v, g, g_gamma and initial_state.
 
     Args:
         q, k, v, g, g_gamma, scale, initial_state, output_final_state, cu_seqlens: see there;
@@ -60,7 +59,7 @@ def chunk_simple_gla(
         (o, final state or None).
 
     Raises:
-        LayoutError: a g_gamma that wants a gradient; else as `tilecat.simple_gla`.
+        LayoutError, DTypeError, ResourceError: as `tilecat.simple_gla`.
     """
     return _attend(
         q, k, v, g, g_gamma, initial_state, cu_seqlens, scale, output_final_state
@@ -155,52 +154,57 @@ def _fake(
 
 def _backward_kernel(
     do: Any, q: Any, k: Any, v: Any, g: Any, state: Any, d_last: Any, gamma: Any, starts: Any,
-    scale: float,
+    scale: float, wants_d_gamma: bool,
 ) -> tuple[Any, ...]:  # fmt: skip
     made = simple_gla_backward(
         do, q, k, v, g, gamma, scale, initial_state=state, d_final_state=d_last,
-        cu_seqlens=starts,
+        cu_seqlens=starts, wants_d_gamma=wants_d_gamma,
     )  # fmt: skip
     return tuple(q.new_empty(0, dtype=torch.float32) if x is None else x for x in made)
 
 
 def _backward_fake(
-    do: Any, q: Any, k: Any, v: Any, g: Any, state: Any, *rest: Any
-) -> tuple[Any, ...]:
-    none = q.new_empty(0, dtype=torch.float32)
-    more = (none.clone() if x is None else x.new_empty(x.shape) for x in (g, state))
+    do: Any, q: Any, k: Any, v: Any, g: Any, state: Any, d_last: Any, gamma: Any, starts: Any,
+    scale: float, wants_d_gamma: bool,
+) -> tuple[Any, ...]:  # fmt: skip
+    none, gates = q.new_empty(0, dtype=torch.float32), gamma if wants_d_gamma else None
+    more = (none.clone() if x is None else x.new_empty(x.shape) for x in (g, gates, state))
     return (*(x.new_empty(x.shape) for x in (q, k, v)), *more)
 
 
 class _Gla(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(
-        ctx: Any, run: Any, q: Any, k: Any, v: Any, g: Any, state: Any, rest: tuple[Any, ...]
-    ) -> tuple[Any, Any]:
-        gamma, starts, ctx.scale, wants_state = rest
-        if gamma is not None and gamma.requires_grad:
-            raise LayoutError("simple_gla: gradients are of q, k, v, g and initial_state, got "
-                              "g_gamma with requires_grad", hint="g_gamma.detach()")  # fmt: skip
+        ctx: Any, run: Any, q: Any, k: Any, v: Any, g: Any, state: Any, gamma: Any,
+        rest: tuple[Any, ...],
+    ) -> tuple[Any, Any]:  # fmt: skip
+        starts, ctx.scale, wants_state = rest
         ctx.save_for_backward(q, k, v, g, state, gamma, starts)
         ctx.set_materialize_grads(False)
-        return run(q, k, v, g, state, *rest)  # type: ignore[no-any-return]
+        return run(q, k, v, g, state, gamma, *rest)  # type: ignore[no-any-return]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, do: Any, d_last: Any) -> tuple[Any, ...]:
         q, k, v, g, state, gamma, starts = ctx.saved_tensors
         if do is None and (d_last is None or not d_last.numel()):
-            return (None,) * 7
+            return (None,) * 8
         do = torch.zeros_like(v) if do is None else packed(do)
         d_last = None if d_last is None or not d_last.numel() else packed(d_last)
-        dq, dk, dv, dg, ds = _gla_backward(do, q, k, v, g, state, d_last, gamma, starts, ctx.scale)
+        wants = ctx.needs_input_grad[6]
+        dq, dk, dv, dg, d_gamma, ds = _gla_backward(
+            do, q, k, v, g, state, d_last, gamma, starts, ctx.scale, wants
+        )
         return (
-            None, dq, dk, dv, None if g is None else dg, None if state is None else ds, None
+            None, dq, dk, dv, None if g is None else dg, None if state is None else ds,
+            d_gamma if wants else None, None,
         )  # fmt: skip
 
 
-def _differentiable(run: Any, q: Any, k: Any, v: Any, g: Any, state: Any, *rest: Any) -> Any:
-    return _Gla.apply(run, q, k, v, g, state, rest)
+def _differentiable(
+    run: Any, q: Any, k: Any, v: Any, g: Any, state: Any, gamma: Any, *rest: Any
+) -> Any:
+    return _Gla.apply(run, q, k, v, g, state, gamma, rest)
 
 
 def _flops(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
@@ -219,8 +223,8 @@ _gla = define(
 )  # fmt: skip
 _gla_backward = define(
     "simple_gla_backward(Tensor do, Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? state, "
-    "Tensor? d_last, Tensor? gamma, Tensor? cu_seqlens, float scale) "
-    "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "Tensor? d_last, Tensor? gamma, Tensor? cu_seqlens, float scale, bool wants_d_gamma) "
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     _backward_kernel, _backward_fake, flops=_backward_flops,
 )  # fmt: skip
 
