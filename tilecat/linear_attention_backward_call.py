@@ -68,21 +68,11 @@ def _run(
         check(call.name, "d_final_state", d_state, states, ("f32",), "sequences x H x K x V")
     if call.factor == 0.0:
         raise LayoutError(f"{call.name}: gradients are those of a scale other than 0, got 0.0")
-    shapes = {
-        name: (tuple(view(x).shape), str(view(x).dtype))
-        for name, x in (("dq", call.q), ("dk", call.k), ("dv", call.v))
-    }
-    gates = ((batch, length, heads), "f32")
-    if call.g is not None:
-        shapes["dg"] = gates
-    if wants_d_gamma:
-        shapes["d_gamma"] = ((heads,), "f32")
-    if call.state is not None:
-        shapes["d_initial"] = (states, "f32")
+    shapes = _results(call, extents, states, wants_d_gamma)
     results = len(shapes)
     if call.g is not None or wants_d_gamma:
         shapes |= _beside(extents, sequences, d_state is not None)
-        shapes.setdefault("dg", gates)
+        shapes.setdefault("dg", ((batch, length, heads), "f32"))
     makers = [allocator(call.q, *x) for x in shapes.values()]
     made = dict(zip(shapes, (make() for make in makers), strict=True))
     if 0 in (batch, length, heads, dim_v) or sequences == 0:
@@ -96,9 +86,26 @@ def _run(
     return tuple(made.values())[:results]
 
 
-def _beside(
-    extents: tuple[int, ...], sequences: int, last: bool
-) -> dict[str, tuple[tuple[int, ...], str]]:
+Shapes = dict[str, tuple[tuple[int, ...], str]]  # and dtypes, of arrays by name
+
+
+def _results(
+    call: Call, extents: tuple[int, ...], states: tuple[int, ...], wants_d_gamma: bool
+) -> Shapes:
+    """What a call gives, in order."""
+    batch, length, heads, *_ = extents
+    names = (("dq", call.q), ("dk", call.k), ("dv", call.v))
+    shapes = {name: (tuple(view(x).shape), str(view(x).dtype)) for name, x in names}
+    if call.g is not None:
+        shapes["dg"] = (batch, length, heads), "f32"
+    if wants_d_gamma:
+        shapes["d_gamma"] = (heads,), "f32"
+    if call.state is not None:
+        shapes["d_initial"] = states, "f32"
+    return shapes
+
+
+def _beside(extents: tuple[int, ...], sequences: int, last: bool) -> Shapes:
     """Arrays that gradients of gates take: see `gate_gradients`."""
     batch, length, heads, dim, dim_v = extents
     parts, blocks = -(-dim // CHUNK), number_of(batch * length, sequences)

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import tilecat as tc
-from tilecat import f32
 
 from .chunk_scan import CHUNK, At, ChunkScan
 

@@ -37,7 +37,7 @@ def _inner_product(total, sequence, head, s, ds):
 
 
 def _at_border(products, block, inside, sequence, head, states):
-    """dg at the border of a block: of products inside a sequence, of its states at its ends."""
+    """The gradient at the border of a block: by products, or states at ends of a sequence."""
     total = tc.var(0.0)
     with tc.when(inside):
         for part in tc.range(products.size(2)):
@@ -54,7 +54,7 @@ def gate_gradients(
     Products: gl[f32, "blocks", "H", "parts"], dG: gl[f32, "B", "H", "T"], stripes: s32,
     *args, packed=False, first=False, last=False,
 ):  # fmt: skip
-    """dG of r = Outer - Inner, both summed over their parts, and Products of `checkpoints`.
+    """The gradients dG, of r = Outer - Inner (sums over parts) and Products of `checkpoints`.
 
     args: cu_seqlens s32 [sequences + 1], if packed; S and dS before the first token, if first;
     behind the last, if last: f32 [sequences, H, K, V] each. stripes: CTAs that share a sequence's
