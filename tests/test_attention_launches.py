@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import weakref
 
 import pytest
 import test_matmul_launches as common
@@ -103,3 +105,19 @@ def test_outputs_of_the_forward_and_of_decoding_alone_are_allocated(gpu, monkeyp
         assert sizes == [1, 1, 2, 2]
         counts = {len(known.makers) for known in ready._calls.values()}
         assert counts == {1, 2}
+
+
+def test_what_is_remembered_keeps_no_tensor(gpu):  # noqa: F811
+    """A cache of keys would stay on the device for ever."""
+    shapes = {"q": (B, 1, H, D), "caches": (B, 4096, H, D)}
+    q, k, v = (
+        Tensor(shapes[name], ptr=START + i * STEP)
+        for i, name in enumerate(("q", "caches", "caches"))
+    )
+    kept = [weakref.ref(x) for x in (q, k, v)]
+    for _ in range(3):
+        tc.attention_decode(q, k, v)
+    assert ready._calls and len(gpu.ran) == 3
+    del q, k, v
+    gc.collect()
+    assert [x() for x in kept] == [None] * 3

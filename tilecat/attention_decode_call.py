@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import reprlib
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
@@ -153,7 +154,7 @@ class _Call:
     ) -> None:
         (q, k, v), (out, lse) = self.arrays, found.arrays
         splits = params.pop("splits")
-        memory = partial(self.memory, splits, params["consumers"]) if splits > 1 else _nothing
+        memory = self.memory(splits, params["consumers"]) if splits > 1 else _nothing
         args = [x for x in (self.table, self.lengths) if x is not None]
         args += [*memory(q), *self.limits, *self.more]
         launch = Launch(
@@ -191,11 +192,15 @@ class _Call:
         return {"dim": wide, "dim_v": wide_v, "tile_k": tile_k, "consumers": consumers,
                 "stages": stages, "splits": splits}  # fmt: skip
 
-    def memory(self, splits: int, consumers: int, like: Any) -> tuple[Any, Any]:
-        """Sums of parts, each row with its log-sum-exp, and counters; of the current stream."""
+    def memory(self, splits: int, consumers: int) -> Callable[[Any], tuple[Any, Any]]:
+        """Sums of parts, each row with its log-sum-exp, and counters; of the current stream.
+
+        It outlives the call, and so holds nothing of it.
+        """
         tiles = -(-self.rows // (ROWS * consumers)) * consumers
         parts = self.batch * self.groups * tiles * splits
-        return workspace(like, parts, min(self.rows, ROWS), tile_dim(self.dim_v) + BESIDE, "f32")
+        rows, columns = min(self.rows, ROWS), tile_dim(self.dim_v) + BESIDE
+        return partial(workspace, places=parts, rows=rows, cols=columns, dtype="f32")
 
 
 def _nothing(_: Any) -> tuple[Any, ...]:

@@ -8,6 +8,7 @@ cuda.bindings.driver 20 ms.
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import import_module
 from types import ModuleType
 
@@ -34,6 +35,7 @@ def machine() -> ModuleType:
     return _load("machine")
 
 
+@cache
 def _load(name: str) -> ModuleType:
     try:
         return import_module(f"{__package__}.{name}")
