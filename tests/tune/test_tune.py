@@ -255,6 +255,17 @@ def test_only_candidates_that_the_models_leave_are_compiled():
     assert 0 < len(jobs) < 0.6 * len(every)
 
 
+def test_the_most_promising_candidates_compile_first():
+    """Time may end before all have; 64 rows, the first of the space, suit large products least."""
+    shapes = plan.shapes_of(SPEC, ("3072^3",))
+    few = list(plan.promising(GEMM_SPACE, shapes, "bf16", tune.WITHIN))
+    assert len(few) == plan.MOST_CANDIDATES
+    jobs = plan.compile_jobs("matmul", GEMM_SPACE, ["NN"], "bf16", DEFAULT_TARGET, few)
+    firsts = [min(few.index(name) for name in job["candidates"]) for job in jobs]
+    assert firsts[0] == 0 and firsts == sorted(firsts)
+    assert all(p["tile_m"] > 64 for job in jobs[:8] for p in job["candidates"].values())
+
+
 def test_winners_tell_an_order_that_is_not_the_usual_one():
     name = "tile_m=64 tile_n=128 order=snake group=8 split_k=1"
     assert parameters(name)["order"] == "snake" and parameters(name)["group"] == 8
@@ -314,13 +325,20 @@ def test_measure_runs_checks_and_times_on_the_machine(monkeypatch):
     good = {"tile_m": 64, "tile_n": 64, "tile_k": 64, "stages": 2, "group": 8, "cluster": 1}
     job = {"kernel": "matmul", "shape": "64^3", "items": [("M", 64)], "layout": "NN"}
     candidates = {"good": good, "bad": {**good, "stages": 99}, "split": {**good, "split_k": 3}}
-    job |= {"dtype": "bf16", "candidates": candidates, "seconds": 1, "keep": 1, "calls": 1}
+    job |= {"dtype": "bf16", "candidates": candidates, "seconds": 60, "keep": 1, "calls": 1}
+    worker._problem.cache_clear()
+    assert list(worker.prepare(job)) == []
     answers = list(worker.measure(job))
     assert answers[0] == {"trying": "good"} and answers[1]["error"] < 2**-8
     assert answers[3]["failed"] == "bad" and "stages" in answers[3]["reason"]
     assert answers[5]["checked"] == "split" and answers[5]["error"] < 2**-8
     assert answers[7] == {"screen": {"torch.mm": 1.0, "good": 1.0, "split": 1.0}}
     assert set(answers[-1]["times"]) == {"torch.mm", "good"}
+    assert worker._problem.cache_info().misses == 1, "made once, before it was measured"
+    many = {f"good {n}": good for n in range(plan.MIN_CANDIDATES + 3)}
+    late = list(worker.measure({**job, "seconds": 0, "candidates": many}))
+    tried = [answer["trying"] for answer in late if "trying" in answer]
+    assert tried == list(many)[: plan.MIN_CANDIDATES], "no further one when the time is over"
     torch.cuda.synchronize = lambda: (_ for _ in ()).throw(RuntimeError("context is gone"))
     with pytest.raises(worker.ContextLost, match="context is gone"):
         list(worker.measure(job))

@@ -20,6 +20,8 @@ from .. import gemm_winners
 from ..arch import DEFAULT_TARGET
 from ..bench import record
 from ..errors import ResourceError
+from ..kernels import Shape
+from ..kernels.space import Space
 from ..runtime import cache
 from ..testing import FLUSH_BYTES, require_gpu
 from .plan import (
@@ -33,7 +35,7 @@ from .plan import (
     tunable_of,
 )
 from .pool import COMMAND, Worker
-from .stages import Compiled, Problem, compile_all, measure_problem
+from .stages import Compiled, Problem, compile_all, measure_problem, prepare
 from .winners import winners
 
 WITHIN = 2.0  # candidates up to this factor of the least modelled time are measured
@@ -105,34 +107,64 @@ def tune(
     wanted = layouts_of(tunable, layouts)
     problems = [(s, layout) for s in shapes_of(tunable.spec, shapes) for layout in wanted]
     path = _results_path(kernel, out, overwrite)
-    results: dict[str, Any] = {
-        "kernel": kernel, "target": target, "dtype": dtype,
-        "environment": record.environment(require_gpu()), "smi": record.smi(),
-        "method": METHOD, "budget_s": chosen.budget_s, "within": chosen.within,
-    }  # fmt: skip
-    few = promising(space, [shape for shape, _ in problems], dtype, chosen.within)
-    jobs = compile_jobs(kernel, space, wanted, dtype, target, few)
-    compiled = _compile_stage(jobs, started, chosen)
-    results["candidates"] = compile_report(jobs, compiled)
-    results["compile_s"] = round(time.monotonic() - started, 1)
-    chosen.say(_compiled_line(results))
-    made = [
-        problem_of(space, shape, layout, {n: few[n] for n in compiled[layout].usable}, dtype,
-                   chosen.within)
-        for shape, layout in problems
-    ]  # fmt: skip
+    job = {"kernel": kernel, "dtype": dtype}
+    worker = Worker(chosen.command)
+    ahead = prepare(worker, Problem(*problems[0], {}), job)
+    try:
+        results: dict[str, Any] = {
+            "kernel": kernel, "target": target, "dtype": dtype,
+            "environment": record.environment(require_gpu()), "smi": record.smi(),
+            "method": METHOD, "budget_s": chosen.budget_s, "within": chosen.within,
+        }  # fmt: skip
+        made = _compiled(results, problems, space, started, chosen)
 
-    def save() -> None:
-        results["problems"] = [problem.row() for problem in made if problem.found]
-        results["seconds"] = round(time.monotonic() - started, 1)
-        record.write(path, results)
+        def save() -> None:
+            results["problems"] = [problem.row() for problem in made if problem.found]
+            results["seconds"] = round(time.monotonic() - started, 1)
+            record.write(path, results)
 
-    save()
-    measure_all(made, {"kernel": kernel, "dtype": dtype}, started + chosen.budget_s, chosen, save)
+        save()
+        ahead.join()
+        measure_all(made, job, started + chosen.budget_s, chosen, save, worker)
+    finally:
+        ahead.join()
+        worker.close()
     chosen.say(f"results: {path}")
     if out is None:
         _keep(results, chosen)
     return path
+
+
+def _compiled(
+    results: dict[str, Any],
+    problems: Sequence[tuple[Shape, str]],
+    space: Space,
+    started: float,
+    settings: Settings,
+) -> list[Problem]:
+    """The problems with the candidates that compiled; notes in the results what did not.
+
+    Args:
+        results: kernel, dtype, target; takes `candidates` and `compile_s`.
+        problems: shapes and layouts.
+        space: of the kernel.
+        started: by `time.monotonic`.
+        settings: of the run.
+    """
+    dtype, within = results["dtype"], settings.within
+    few = promising(space, [shape for shape, _ in problems], dtype, within)
+    layouts = list(dict.fromkeys(layout for _, layout in problems))
+    jobs = compile_jobs(results["kernel"], space, layouts, dtype, results["target"], few)
+    compiled = _compile_stage(jobs, started, settings)
+    results["candidates"] = compile_report(jobs, compiled)
+    results["compile_s"] = round(time.monotonic() - started, 1)
+    settings.say(_compiled_line(results))
+    return [
+        problem_of(
+            space, shape, layout, {n: few[n] for n in compiled[layout].usable}, dtype, within
+        )
+        for shape, layout in problems
+    ]  # fmt: skip
 
 
 def _keep(results: dict[str, Any], settings: Settings) -> None:
@@ -180,6 +212,7 @@ def measure_all(
     deadline: float,
     settings: Settings,
     save: Callable[[], None],
+    worker: Worker | None = None,
 ) -> None:
     """Measures problems in order, each in its share of what is left of the time.
 
@@ -191,9 +224,10 @@ def measure_all(
         deadline: of `time.monotonic`.
         settings: of the run.
         save: called after each problem.
+        worker: that measures, closed when all is done; None for a new one.
     """
     cost = sum(problem.cost_s for problem in problems)
-    worker, lost = Worker(settings.command), set[str]()
+    worker, lost = worker or Worker(settings.command), set[str]()
     try:
         for number, problem in enumerate(problems):
             settings.progress("measuring", number, len(problems))

@@ -6,6 +6,7 @@ it is reported and skipped; the rest of its problem goes on in a new worker.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -145,21 +146,45 @@ class Problem:
         }  # fmt: skip
 
 
+def prepare(worker: Worker, problem: Problem, job: dict[str, Any]) -> threading.Thread:
+    """Has a worker start and make a problem's operands, in a thread of its own.
+
+    What goes wrong there does so again when the problem is measured, which says so.
+
+    Args:
+        worker: nobody else's until the thread has ended.
+        problem: the first that it measures.
+        job: kernel, dtype.
+    """
+
+    def work() -> None:
+        with contextlib.suppress(WorkerLost):
+            list(worker.run({"do": "prepare", **_asked(problem), **job}, lambda _: START_S))
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread
+
+
+def _asked(problem: Problem) -> dict[str, Any]:
+    shape = problem.shape
+    return {"shape": shape.name, "items": shape.items, "layout": problem.layout}
+
+
 def measure_problem(worker: Worker, problem: Problem, job: dict[str, Any]) -> None:
     """Measures one problem; its `found` says what came of it, whatever happens to the worker.
 
     Args:
         worker: runs it; restarted when it is lost.
         problem: with candidates.
-        job: kernel, dtype, seconds, keep.
+        job: kernel, dtype, seconds (for first runs, and as many for times), keep.
     """
     problem.found = {"error": {}, "failed": {}, "screen_us": {}, "times_us": {}}
     failed, calls, lost_count = problem.found["failed"], 2, 0
     while True:
         left = {name: p for name, p in problem.candidates.items() if name not in failed}
         request = {
-            "do": "measure", "shape": problem.shape.name, "items": problem.shape.items,
-            "layout": problem.layout, "calls": calls, "candidates": left, **job,
+            "do": "measure", **_asked(problem), "calls": calls, "candidates": left, **job,
         }  # fmt: skip
         last: dict[str, Any] = {}
         try:

@@ -12,12 +12,14 @@ import functools
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ..errors import TileError
 from ..kernels import Shape
 from ..testing import Times, do_bench, require_gpu
+from .plan import MIN_CANDIDATES
 from .problems import TUNABLES, Ready
 
 Job = dict[str, Any]
@@ -56,12 +58,33 @@ def compile_family(job: Job) -> Answers:
         yield {"id": name, "registers": used.registers, "shared_bytes": used.shared_bytes}
 
 
+@functools.lru_cache(maxsize=1)
+def _problem(kernel: str, shape: Shape, layout: str, dtype: str) -> Ready:
+    return TUNABLES[kernel].ready(require_gpu(), shape, layout, dtype)
+
+
+def _problem_of(job: Job) -> Ready:
+    shape = Shape(job["shape"], tuple((name, extent) for name, extent in job["items"]))
+    return _problem(job["kernel"], shape, job["layout"], job["dtype"])
+
+
+def prepare(job: Job) -> Answers:
+    """Makes a problem's operands and right result, for the `measure` that comes next.
+
+    Args:
+        job: kernel, shape, items, layout, dtype.
+    """
+    _problem_of(job)
+    yield from ()
+
+
 def measure(job: Job) -> Answers:
     """Runs, checks and times candidates on one problem, interleaved with the peer.
 
     Args:
-        job: kernel, shape, items, layout, dtype, candidates, seconds (to spend), keep (how many
-            are measured well), calls (before a candidate counts as sound).
+        job: kernel, shape, items, layout, dtype, candidates (the most promising first), seconds
+            (for first runs, after which no further candidate is tried, and as many for times), keep
+            (how many are measured well), calls (before a candidate counts as sound).
 
     Yields:
         `trying` before a candidate first runs, then `checked` with its error, or `failed` with a
@@ -69,11 +92,13 @@ def measure(job: Job) -> Answers:
     """
     torch = require_gpu()
     tunable = TUNABLES[job["kernel"]]
-    shape = Shape(job["shape"], tuple((name, extent) for name, extent in job["items"]))
-    ready = tunable.ready(torch, shape, job["layout"], job["dtype"])
+    ready = _problem_of(job)
     kernel = tunable.spec.kernel
     functions: dict[str, Callable[[], Any]] = {}
+    until = time.monotonic() + job["seconds"]
     for name, params in job["candidates"].items():
+        if time.monotonic() > until and len(functions) >= MIN_CANDIDATES:
+            break
         yield {"trying": name}
         further = tunable.further(ready.args, params)
         call = functools.partial(kernel, *ready.args, *further, **params)
@@ -137,7 +162,9 @@ def timed(
     yield {"times": {n: taken.summary() for n, taken in zip(finalists, times, strict=True)}}
 
 
-HANDLERS: dict[str, Callable[[Job], Answers]] = {"compile": compile_family, "measure": measure}
+HANDLERS: dict[str, Callable[[Job], Answers]] = {
+    "compile": compile_family, "prepare": prepare, "measure": measure,
+}  # fmt: skip
 
 
 def serve(handlers: Mapping[str, Callable[[Job], Answers]]) -> None:
