@@ -96,6 +96,41 @@ def gradients(
     return dq, dk, dv, dg, ds
 
 
+def delta_gradients(
+    do: Any, q: Any, k: Any, v: Any, beta: Any, g: Any, state: Any, d_last: Any, scale: float,
+    norm: bool = False,
+) -> tuple[np.ndarray, ...]:  # fmt: skip
+    """Of q, k, v, g, beta and the first S of `delta`, given those of the output and the last S."""
+    do, q, k, v, beta, g = (np.asarray(x).astype(np.float64) for x in (do, q, k, v, beta, g))
+    groups, repeats = len(q), len(v) // len(q)
+    lengths = [np.sqrt((x * x).sum(-1, keepdims=True) + 1e-6) if norm else 1.0 for x in (q, k)]
+    units = [x / length for x, length in zip((q, k), lengths, strict=True)]
+    q, k = (np.repeat(x, repeats, axis=0) for x in units)
+    decay, states, news = np.exp(g)[..., None, None], [state.astype(np.float64)], []
+    for t in range(v.shape[1]):
+        s = decay[:, t] * states[-1]
+        news.append(v[:, t] - (k[:, t, None] @ s)[:, 0])
+        states.append(s + k[:, t, :, None] * (beta[:, t, None] * news[-1])[:, None])
+    dq, dk, dv, dg, db = (np.zeros(x.shape) for x in (q, k, v, g, beta))
+    ds = d_last.astype(np.float64)
+    for t in range(v.shape[1])[::-1]:
+        dq[:, t] = scale * (states[t + 1] @ do[:, t, :, None])[..., 0]
+        ds = ds + scale * q[:, t, :, None] * do[:, t, None, :]
+        written = (k[:, t, None] @ ds)[:, 0]
+        db[:, t], dv[:, t] = (written * news[t]).sum(-1), beta[:, t, None] * written
+        dk[:, t] = beta[:, t, None] * (ds @ news[t][..., None])[..., 0]
+        before = decay[:, t] * states[t]
+        dk[:, t] -= (before @ dv[:, t, :, None])[..., 0]
+        ds = ds - k[:, t, :, None] * dv[:, t, None, :]
+        dg[:, t] = (ds * before).sum((1, 2))
+        ds = decay[:, t] * ds
+    wide = []
+    for x, unit, length in zip((dq, dk), units, lengths, strict=True):
+        x = x.reshape(groups, repeats, *x.shape[1:]).sum(1)
+        wide.append((x - unit * (unit * x).sum(-1, keepdims=True)) / length if norm else x)
+    return *wide, dv, dg, db, ds
+
+
 def mamba(
     x: Any, dt: Any, a: Any, b: Any, c: Any, state: Any, seq_idx: Any = None
 ) -> tuple[np.ndarray, np.ndarray]:

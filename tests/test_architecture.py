@@ -56,7 +56,7 @@ LAYERS = (
     ("attention_backward_call", "attention_decode_call"),
     ("scan_call", "linear_attention_call", "linear_attention_backward_call", "ssd_call",
      "recurrence_step_call"),
-    ("delta_rule_call", "based_call", "hedgehog_call"),
+    ("delta_rule_call", "delta_rule_backward_call", "based_call", "hedgehog_call"),
     ("fft_plans", "fft_tables", "fft_spectra", "fft_conv_call"),
     ("fft_conv_backward_call",),
     ("rotary_call", "norm_call", "cross_entropy_call"),

@@ -196,6 +196,7 @@ from .attention_call import attention
 from .attention_decode_call import attention_decode
 from .based_call import based, based_step
 from .cross_entropy_call import cross_entropy, cross_entropy_grad
+from .delta_rule_backward_call import gated_delta_rule_backward
 from .delta_rule_call import delta_rule, gated_delta_rule, gated_delta_rule_step
 from .fft_conv_backward_call import fft_conv_backward
 from .fft_conv_call import fft_conv
@@ -299,6 +300,7 @@ __all__ = [
     "from_register_order",
     "full",
     "gated_delta_rule",
+    "gated_delta_rule_backward",
     "gated_delta_rule_step",
     "gl",
     "grid_launch",

@@ -116,6 +116,11 @@ class Call:
         every = (self.q, self.k, self.v, self.g, self.beta, self.state, self.starts)
         return tuple(x for x in every if x is not None)
 
+    @property
+    def factor(self) -> float:
+        """The scale."""
+        return float(view(self.q).shape[3] ** -0.5 if self.scale is None else self.scale)
+
     def forward(self, wants_state: bool) -> tuple[Any, Any]:
         """The output, and the state after the last token if it is wanted."""
         tensors = (self.q, self.k, self.v, self.g, self.beta, self.state, self.starts)
@@ -137,9 +142,8 @@ class Call:
             "packed": self.starts is not None, "start": self.state is not None,
             "end": wants_state,
         }  # fmt: skip
-        scale = float(dim**-0.5 if self.scale is None else self.scale)
         tensors = tuple(turned(x) for x in (q, k, v, self.beta, out))
-        launch = Launch(kernel, tensors, (scale, *(x for x in rest if x is not None)), params)
+        launch = Launch(kernel, tensors, (self.factor, *(x for x in rest if x is not None)), params)
         run(key, self.given, made, makers, lambda eased: (launch,))
         if out is not made[0]:
             made[0][...] = out[..., : view(made[0]).shape[3]]

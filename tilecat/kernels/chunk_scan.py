@@ -125,9 +125,10 @@ class ChunkScan:
 
     Args:
         dtype: of operands. tasks: of `tasks_of`. heads: of a task. slices: of 64 columns of V.
-        stages: of inputs. depth: of P and Y. reverse: time runs backwards.
+        stages: of inputs. depth: of P. outputs: of Y; None: as of P. reverse: time runs backwards.
         decayed: there are a, b and r. gated: `factors` makes them.
         packed: other sequences follow a sequence's tokens.
+        strict: tokens do not see themselves.
         registers: of a thread of the score role, and of the state role, or None.
         turns: warpgroups of the score role, which take chunks in turn.
     """
@@ -136,11 +137,12 @@ class ChunkScan:
         self, dtype: Any, tasks: Any, *, heads: int = 1, slices: int = 1, stages: int = 3,
         depth: int = 2, reverse: bool = False, decayed: bool = False, packed: bool = False,
         blocks_per_sm: int = 1, registers: tuple[int | None, int | None] = (None, None),
-        turns: int = 1, gated: bool = False,
+        turns: int = 1, gated: bool = False, strict: bool = False,
+        outputs: int | None = None,
     ):  # fmt: skip
         self.dtype, self.heads, self.slices, self.depth = dtype, heads, slices, depth
         self.turns = turns
-        self.reverse, self.packed = reverse, packed
+        self.reverse, self.packed, self.strict = reverse, packed, strict
         self.gated, self.decayed = gated, decayed or gated
         self.pipe = pipe = tc.roles(stages=stages, steps=1, tasks=tasks,
                                     blocks_per_sm=blocks_per_sm)  # fmt: skip
@@ -148,7 +150,7 @@ class ChunkScan:
         self.state = pipe.role("state", warpgroups=heads * slices, registers=registers[1])
         p = pipe.ring(st[dtype, CHUNK, CHUNK], writer=self.score, count=heads, stages=depth)
         y = pipe.ring(st[dtype, CHUNK, CHUNK], writer=self.state, count=heads * slices,
-                      stages=depth)  # fmt: skip
+                      stages=depth if outputs is None else outputs)  # fmt: skip
         self.p, self.y = p, y
         count = 4 if gated else 2 if decayed else 0
         rings = [pipe.ring(sv[f32, CHUNK], writer=self.score, count=heads, beside=p)
@@ -174,7 +176,8 @@ class ChunkScan:
 
     def mask(self, p: Any) -> Any:
         """Scores of pairs that see each other."""
-        return (tc.triu if self.reverse else tc.tril)(p)
+        beside = int(self.strict)
+        return tc.triu(p, beside) if self.reverse else tc.tril(p, -beside)
 
     def decays(self, sums: Any) -> Any:
         """Decays between the tokens of a chunk, by running sums of gates, base 2.
@@ -200,10 +203,16 @@ class ChunkScan:
         head = task.head * self.heads + index // self.slices
         return head, (task.block * self.slices + index % self.slices) * CHUNK
 
-    def load(self, tiles: Any, tensor: Any, task: Any, at: At, *, columns: bool = False) -> None:
-        """Producer: tiles of a chunk, one a head; or (`columns`) one a warpgroup."""
+    def load(
+        self, tiles: Any, tensor: Any, task: Any, at: At, *, columns: bool = False, group: Any = 1
+    ) -> None:
+        """Producer: tiles of a chunk, one a head; or (`columns`) one a warpgroup.
+
+        group: how many heads share one of the tensor's.
+        """
         for index in range(tiles.count):
             head, col = self.place(task, index if columns else index * self.slices)
+            head = head if isinstance(group, int) and group == 1 else head // group
             tc.load_async(tiles[index], tensor.at(task.batch, head, at.row, col if columns else 0))
 
     def run(
@@ -346,13 +355,14 @@ class ChunkScan:
             tc.mul(total, last, out=total)
         return None
 
-    def _store(self, task: Any, at: At, out: Any) -> None:
+    def _store(self, task: Any, at: At, out: Any, ring: Any = None) -> None:
         """The storing thread: a whole chunk; of packed sequences the last may be none."""
+        ring = self.y if ring is None else ring
         for index in range(self.heads * self.slices):
             head, col = self.place(task, index)
             to = out.at(task.batch, head, at.row, col)
             with tc.when(at.rows == CHUNK) if self.packed else nullcontext():
-                tc.store_async(to, self.y[index])
+                tc.store_async(to, ring[index])
 
     def _store_part(self, place: Any, y: Any, out: Any) -> None:
         """State role: a chunk that is not whole."""

@@ -39,31 +39,61 @@ REGISTERS = 136, 208  # of the score role (twice) and the state role, beside a p
 PART = 64  # columns of queries in registers at a time, for their norms
 
 
-class Delta(Recurrence):
+class Scores(Recurrence):
+    """What every scan of the delta rule has: loads, gates, products of keys.
+
+    Args:
+        scan: the core. tensors, tiles: of Q, K and V, or of K and V.
+        gates: tensors g (or None) and b.
+    """
+
+    def __init__(self, scan: ChunkScan, tensors: Any, tiles: Any, gates: Any):
+        self.scan, self.tensors, self.tiles, self.gates = scan, tensors, tiles, gates
+        self.kk = tc.empty(TILE)
+        self.group = tensors[-1].size(1) // tensors[0].size(1)
+        self.sums, self.betas = (self.vector() for _ in range(2))
+
+    def vector(self) -> Any:
+        """A ring of numbers of tokens, beside P."""
+        return self.scan.pipe.ring(sv[f32, CHUNK], writer=self.scan.score, beside=self.scan.p)
+
+    def load(self, task: Any, at: At) -> None:
+        """Q and K of the head's group, columns of V."""
+        for tensor, tile in zip(self.tensors[:-1], self.tiles, strict=False):
+            tc.load_async(tile, tensor.at(task.batch, task.head // self.group, at.row, 0))
+        self.scan.load(self.tiles[-1], self.tensors[-1], task, at, columns=True)
+
+    def gate(self, tensor: Any, task: Any, at: At) -> Any:
+        """Gates g, base 2, or b of the tokens; 0 behind the last, and where there are none."""
+        if tensor is None:
+            return tc.zeros(ROW)
+        x = tc.load(tensor.at(task.batch, task.head, at.row), ROW)
+        if tensor is self.gates[0]:
+            x = tc.maximum(x * LOG2_E, LEAST, nan=True)
+        return tc.select(tc.row_index(self.kk) < at.rows, x, 0.0)
+
+    def decays(self, sums: Any) -> Any:
+        """Decays of pairs of tokens; those that do not see each other may be infinite."""
+        factors = tc.broadcast_row(tc.empty(TILE), sums) - tc.load(self.sums, COLUMN)
+        return tc.exp2(factors, out=factors)
+
+
+class Delta(Scores):
     """Scores, T and values of the delta rule.
 
     Args:
-        scan: the core. tensors, tiles: of Q, K, V. gates: tensors g (or None) and b.
+        scan, tensors, tiles, gates: of Q, K and V: see `Scores`.
         scale: of the output. norm: whether queries and keys are divided by their norms.
     """
 
     def __init__(
         self, scan: ChunkScan, tensors: Any, tiles: Any, gates: Any, scale: Any, norm: bool
     ):  # fmt: skip
-        self.scan, self.tensors, self.tiles = scan, tensors, tiles
-        self.gates, self.scale, self.norm = gates, scale, norm
-        self.kk, self.qk, self.u = tc.empty(TILE), tc.empty(TILE), tc.empty(TILE)
-        self.group = tensors[2].size(1) // tensors[0].size(1)
+        self.scale, self.norm = scale, norm
+        super().__init__(scan, tensors, tiles, gates)
+        self.qk, self.u = tc.empty(TILE), tc.empty(TILE)
+        self.keys, self.into, self.queries = (self.vector() for _ in range(3))
         self.t = scan.pipe.ring(st[scan.dtype, CHUNK, CHUNK], writer=scan.score, beside=scan.p)
-        self.sums, self.betas, self.keys, self.into, self.queries = (
-            scan.pipe.ring(sv[f32, CHUNK], writer=scan.score, beside=scan.p) for _ in range(5)
-        )
-
-    def load(self, task: Any, at: At) -> None:
-        """Q and K of the head's group, columns of V."""
-        for tensor, tile in zip(self.tensors[:2], self.tiles, strict=False):
-            tc.load_async(tile, tensor.at(task.batch, task.head // self.group, at.row, 0))
-        self.scan.load(self.tiles[2], self.tensors[2], task, at, columns=True)
 
     def scores(self, task: Any, at: At, head: int) -> tuple[Any, ...]:
         """T, and P with factors of tokens, from the chunk's keys and queries."""
@@ -83,8 +113,7 @@ class Delta(Recurrence):
         tc.store(self.sums.tile, sums)
         tc.store(self.betas.tile, beta)
         tc.sync()
-        factors = tc.broadcast_row(tc.empty(TILE), sums) - tc.load(self.sums, COLUMN)
-        tc.exp2(factors, out=factors)
+        factors = self.decays(sums)
         if self.norm:
             tc.mul(factors, tc.load(self.keys, COLUMN), out=factors)
         out, last = tc.exp2(sums), tc.load(self.sums.tile.at(CHUNK - 1))
@@ -96,15 +125,6 @@ class Delta(Recurrence):
         t = tc.tril_inverse(kk, accurate=False)
         tc.store(self.t, tc.cast(t * tc.load(self.betas, COLUMN), self.scan.dtype))
         return None, out, tc.exp2(last - sums) * key
-
-    def gate(self, tensor: Any, task: Any, at: At) -> Any:
-        """Gates g, base 2, or b of the tokens; 0 behind the last, and where there are none."""
-        if tensor is None:
-            return tc.zeros(ROW)
-        x = tc.load(tensor.at(task.batch, task.head, at.row), ROW)
-        if tensor is self.gates[0]:
-            x = tc.maximum(x * LOG2_E, LEAST, nan=True)
-        return tc.select(tc.row_index(self.kk) < at.rows, x, 0.0)
 
     def of_queries(self) -> Any:
         """1 / norm of each query."""
@@ -139,18 +159,18 @@ def delta_rule(
     Q: gl[T, "B", "Hk", "T", "K"], K: gl[T, "B", "Hk", "T", "K"], V: gl[T, "B", "H", "T", "V"],
     Beta: gl[f32, "B", "H", "T"], O: gl[T, "B", "H", "T", "V"], scale: f32, *args, dim=128,
     stages=3, g=False, norm=False, packed=False, start=False, end=False,
-    registers=REGISTERS,
+    registers=REGISTERS, depth=2, outputs=2,
 ):  # fmt: skip
     """O of the gated delta rule, and states f32 [sequences, H, K, V] before and after.
 
     Hk divides H. args: g f32 [B, H, T], cu_seqlens s32, states before and after; where wanted.
-    registers: of the score and the state role.
+    registers: of the score and the state role. depth: chunks whose T and P there is room for.
     """
     args = list(args)
     gates, starts, *states = (args.pop(0) if wanted else None for wanted in (g, packed, start, end))
     tasks = tasks_of(V.size(1), V.size(0), V.rows, tc.cdiv(V.cols, CHUNK), starts)
-    scan = ChunkScan(Q.dtype, tasks, stages=stages, depth=2, decayed=True, packed=packed, turns=2,
-                     registers=registers)  # fmt: skip
+    scan = ChunkScan(Q.dtype, tasks, stages=stages, depth=depth, outputs=outputs, decayed=True,
+                     packed=packed, turns=2, registers=registers)  # fmt: skip
     q, k = (scan.pipe.input(st[Q.dtype, CHUNK, dim]) for _ in range(2))
     v = scan.pipe.input(st[Q.dtype, CHUNK, CHUNK])
     work = Delta(scan, (Q, K, V), (q, k, v), (gates, Beta), scale, norm)

@@ -36,20 +36,23 @@ class Gated(Recurrence):
         g: gates [B, H, T], or None. gamma: gates [H], or None.
         dots: f32 [B, H, blocks of 64 columns, T]: of O with the fourth tensor; or None.
         checkpoints: what happens to states on the way; or None.
+        group: heads that share one of V's (and of the fourth tensor's).
     """
 
     def __init__(
         self, scan: ChunkScan, tensors: Any, tiles: Any, scale: Any, g: Any, gamma: Any, dots: Any,
-        checkpoints: Checkpoints | None,
+        checkpoints: Checkpoints | None, group: Any = 1,
     ):  # fmt: skip
         self.scan, self.tensors, self.tiles, self.scale = scan, tensors, tiles, scale
-        self.g, self.gamma, self.dots = g, gamma, dots
+        self.g, self.gamma, self.dots, self.group = g, gamma, dots, group
         self.checkpoints, self.s = checkpoints, tc.empty(rt[f32, CHUNK, CHUNK])
 
     def load(self, task: Any, at: At) -> None:
         """Q, K and V of the heads of a task."""
         for tensor, tiles in zip(self.tensors, self.tiles, strict=True):
-            self.scan.load(tiles, tensor, task, at, columns=tiles not in self.tiles[:2])
+            columns = tiles not in self.tiles[:2]
+            group = self.group if columns else 1
+            self.scan.load(tiles, tensor, task, at, columns=columns, group=group)
 
     def start(self, task: Any) -> None:
         """Gates of the first chunk, and of the head."""
@@ -110,12 +113,15 @@ class Gated(Recurrence):
 
 @tc.kernel
 def linear_attention(
-    Q: gl[T, "B", "H", "T", "K"], K: gl[T, "B", "H", "T", "K"], V: gl[T, "B", "H", "T", "V"],
+    Q: gl[T, "B", "H", "T", "K"], K: gl[T, "B", "H", "T", "K"], V: gl[T, "B", "Hv", "T", "V"],
     O: gl[T, "B", "H", "T", "V"], scale: f32, *args, dim=64, heads=1, slices=1, stages=3, depth=2,
     reverse=False, g=False, gamma=False, dots=False, packed=False, start=False, end=False,
-    checkpoints=False, blocks_per_sm=1, registers=(None, None), turns=1,
+    checkpoints=False, blocks_per_sm=1, registers=(None, None), turns=1, strict=False,
+    grouped=False,
 ):  # fmt: skip
     """O, and states f32 [sequences, H, K, V] before and after; of a reversed scan over the scale.
+
+    strict: tokens do not see themselves. grouped: several heads share one of V's; else H is Hv.
 
     args: g f32 [B, H, T]; gamma f32 [H]; a tensor like O and f32 [B, H, V / 64, T], their products
     with O summed over 64 columns; cu_seqlens s32; states before and after; checkpoints, reversed
@@ -130,7 +136,8 @@ def linear_attention(
     tasks = tasks_of(tc.cdiv(Q.size(1), heads), Q.size(0), Q.rows, blocks, starts)
     scan = ChunkScan(Q.dtype, tasks, heads=heads, slices=slices, stages=stages, depth=depth,
                      reverse=reverse, gated=g or gamma, packed=packed,
-                     blocks_per_sm=blocks_per_sm, registers=registers, turns=turns)  # fmt: skip
+                     blocks_per_sm=blocks_per_sm, registers=registers, turns=turns,
+                     strict=strict)  # fmt: skip
     q, k = (scan.pipe.input(st[Q.dtype, CHUNK, dim], count=heads) for _ in range(2))
     v = scan.pipe.input(st[Q.dtype, CHUNK, CHUNK], count=heads * slices)
     tensors, tiles = [Q, K, V], [q, k, v]
@@ -138,6 +145,7 @@ def linear_attention(
         tensors.append(other)
         tiles.append(scan.pipe.input(st[Q.dtype, CHUNK, CHUNK], count=heads * slices))
     points = Checkpoints(scan, Q.rows, kept, met, scale) if checkpoints else None
-    work = Gated(scan, tensors, tiles, scale, gates, gammas, products, points)
+    group = Q.size(1) // V.size(1) if grouped else 1
+    work = Gated(scan, tensors, tiles, scale, gates, gammas, products, points, group)
     turned = [None if x is None else x.permute(0, 1, 3, 2) for x in states]
     scan.run(work, q, k, v, O, *turned, unit=scale if reverse else None)

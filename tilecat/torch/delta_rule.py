@@ -1,8 +1,8 @@
-"""The delta rule and Based as operators of torch, forward.
+"""The delta rule, and Based forward, as operators of torch.
 
-`tilecat::gated_delta_rule`: `chunk_gated_delta_rule` and `chunk_delta_rule` of
-flash-linear-attention. `tilecat::based`: its `parallel_based`. They have no gradients yet: where
-one is asked for, the call says so.
+`tilecat::gated_delta_rule` and `tilecat::gated_delta_rule_backward`: `chunk_gated_delta_rule` and
+`chunk_delta_rule` of flash-linear-attention. `tilecat::based`: its `parallel_based`, which has no
+gradients yet: where one is asked for, the call says so.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ import math
 from typing import Any
 
 from ..based_call import based
+from ..delta_rule_backward_call import gated_delta_rule_backward
 from ..delta_rule_call import delta_rule, gated_delta_rule
 from ..kernels.based import FEATURES
-from .library import define, refuses, torch
+from .library import define, packed, refuses, torch
 
+once_differentiable = torch.autograd.function.once_differentiable
 CHUNK = 64  # tokens
 
 
@@ -23,7 +25,7 @@ def chunk_gated_delta_rule(
     initial_state: Any = None, output_final_state: bool = False,
     use_qk_l2norm_in_kernel: bool = False, cu_seqlens: Any = None,
 ) -> tuple[Any, Any]:  # fmt: skip
-    """`tilecat.gated_delta_rule` as an operator of torch, without gradients.
+    """`tilecat.gated_delta_rule` with gradients of q, k, v, g, beta and initial_state.
 
     Args:
         q, k, v, g, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel,
@@ -33,8 +35,8 @@ def chunk_gated_delta_rule(
         (o, final state or None).
 
     Raises:
-        ScopeError: a tensor wants a gradient. LayoutError, DTypeError, ResourceError: as
-            `tilecat.gated_delta_rule`.
+        LayoutError, DTypeError, ResourceError: as `tilecat.gated_delta_rule`; a scale of 0, where a
+            gradient is asked for.
     """
     factor = q.shape[-1] ** -0.5 if scale is None else scale
     starts = cu_seqlens
@@ -60,7 +62,7 @@ def chunk_delta_rule(
         (o, final state or None).
 
     Raises:
-        ScopeError, LayoutError, DTypeError, ResourceError: as `chunk_gated_delta_rule`.
+        LayoutError, DTypeError, ResourceError: as `chunk_gated_delta_rule`.
     """
     return chunk_gated_delta_rule(
         q, k, v, None, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel,
@@ -114,6 +116,48 @@ def _delta_fake(
     return v.new_empty(v.shape), q.new_empty(shape, dtype=torch.float32)
 
 
+def _backward_kernel(
+    do: Any, q: Any, k: Any, v: Any, g: Any, beta: Any, state: Any, d_last: Any, starts: Any,
+    scale: float, norm: bool,
+) -> tuple[Any, ...]:  # fmt: skip
+    made = gated_delta_rule_backward(do, q, k, v, g, beta, scale, state, d_last, norm, starts)
+    return tuple(_none(q) if x is None else x.contiguous() for x in made)
+
+
+def _backward_fake(
+    do: Any, q: Any, k: Any, v: Any, g: Any, beta: Any, state: Any, *rest: Any
+) -> tuple[Any, ...]:
+    tensors = (q, k, v, g, beta, state)
+    return tuple(_none(q) if x is None else x.new_empty(x.shape) for x in tensors)
+
+
+class _Delta(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, run: Any, *args: Any) -> tuple[Any, Any]:
+        ctx.save_for_backward(*args[:7])
+        ctx.options = args[7:9]
+        ctx.set_materialize_grads(False)
+        return run(*args)  # type: ignore[no-any-return]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, do: Any, d_last: Any) -> tuple[Any, ...]:
+        *tensors, starts = ctx.saved_tensors
+        if do is None and (d_last is None or not d_last.numel()):
+            return (None,) * 11
+        do = torch.zeros_like(tensors[2]) if do is None else packed(do)
+        d_last = None if d_last is None or not d_last.numel() else packed(d_last)
+        made = _delta_backward(do, *tensors, d_last, starts, *ctx.options)
+        grads = (None if x is None else y for x, y in zip(tensors, made, strict=True))
+        return (None, *grads, *(None,) * 4)
+
+
+def _delta_backward_flops(do: Any, q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
+    """Of both scans of states, and of four of linear attention."""
+    one = 2 * CHUNK * (q[3] + v[3]) + 4 * q[3] * v[3]
+    return 2 * _delta_flops(q, k, v) + int(math.prod(v[:3]) * 4 * one)
+
+
 def _delta_flops(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
     """Of chunks of 64: two scores, their products with values, the state's three products."""
     return int(math.prod(v[:3]) * (4 * CHUNK * (q[3] + v[3]) + 6 * q[3] * v[3]))
@@ -141,7 +185,14 @@ def _based_flops(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
 _delta = define(
     "gated_delta_rule(Tensor q, Tensor k, Tensor v, Tensor? g, Tensor beta, Tensor? state, "
     "Tensor? cu_seqlens, float scale, bool norm, bool wants_state) -> (Tensor, Tensor)",
-    _delta_kernel, _delta_fake, refuses("gated_delta_rule"), flops=_delta_flops, cast=3,
+    _delta_kernel, _delta_fake, lambda run, *args: _Delta.apply(run, *args), flops=_delta_flops,
+    cast=3,
+)  # fmt: skip
+_delta_backward = define(
+    "gated_delta_rule_backward(Tensor do, Tensor q, Tensor k, Tensor v, Tensor? g, Tensor beta, "
+    "Tensor? state, Tensor? d_last, Tensor? cu_seqlens, float scale, bool norm) "
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _backward_kernel, _backward_fake, flops=_delta_backward_flops,
 )  # fmt: skip
 _based = define(
     "based(Tensor q, Tensor k, Tensor v, Tensor? state, float scale, bool norm, bool wants_state) "
