@@ -14,7 +14,7 @@ and CPU tensors they run on the PTX machine, on CUDA tensors on the GPU.
 """,
     ("linear_attention", "simple_gla", "lightning_attn", "simple_gla_backward", "ssd",
      "simple_gla_step", "lightning_attn_step", "ssd_step", "gated_delta_rule", "delta_rule",
-     "gated_delta_rule_step", "based", "based_step", "hedgehog"),
+     "gated_delta_rule_backward", "gated_delta_rule_step", "based", "based_step", "hedgehog"),
     (
         E("linear_attention lightning_attn", """
 x = np.ones((1, 70, 2, 32), np.float16)
@@ -50,6 +50,12 @@ o2, state = tc.gated_delta_rule(k, k, v, g, beta, scale=1.0, output_final_state=
 last = tc.gated_delta_rule_step(k[:, 0], k[:, 0], v[:, 0], None, beta[:, 0], state, scale=1.0)
 """, ("np.allclose(o, 1, atol=1e-2)  # what the key holds is replaced, not added to",
       "np.allclose(o2, o, atol=1e-2) and np.allclose(last, 1, atol=1e-2)")),
+        E("gated_delta_rule_backward", """
+k, v = np.ones((1, 9, 1, 64), np.float16) / 8, np.ones((1, 9, 2, 64), np.float16)
+beta, g = np.ones((1, 9, 2), np.float32), np.full((1, 9, 2), -np.inf, np.float32)
+dq, dk, dv, dg, dbeta, _ = tc.gated_delta_rule_backward(v, k, k, v, g, beta, scale=1.0)
+""", ("np.allclose(dv, 1)  # what a token forgets, it replaces",
+      "np.allclose(dq, 16) and not dg.any()")),
         E("based based_step", """
 q, v = np.ones((1, 1, 70, 16), np.float16) / 2, np.ones((1, 1, 70, 64), np.float16)
 o, _ = tc.based(q, q, v)

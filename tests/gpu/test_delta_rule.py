@@ -10,7 +10,7 @@ if not torch.cuda.is_available():
 
 import tilecat as tc  # noqa: E402
 import tilecat.torch as tct  # noqa: E402
-from tilecat import delta_rule_call, scan_call  # noqa: E402
+from tilecat import delta_rule_backward_call, delta_rule_call, scan_call  # noqa: E402
 
 LIMIT = 6.3e-3  # as on the PTX machine
 
@@ -19,7 +19,7 @@ LIMIT = 6.3e-3  # as on the PTX machine
 def poisoned(monkeypatch):
     """What the calls allocate is NaN until it is written."""
     torch.manual_seed(0)
-    for module in (delta_rule_call, scan_call):
+    for module in (delta_rule_call, delta_rule_backward_call, scan_call):
         allocate = module.allocator
         monkeypatch.setattr(
             module, "allocator",
@@ -86,6 +86,40 @@ def test_packed_sequences():
         wanted, last = exact(*(x[:, a:z] for x in given))
         close(o[:, a:z], wanted)
         close(state[i : i + 1], last)
+
+
+@pytest.mark.parametrize(
+    ("shape", "starts"),
+    [((2, 300, 2, 4, 128, 128), None), ((1, 130, 1, 2, 20, 9), None), ((1, 1, 1, 3, 64, 64), None),
+     ((1, 300, 2, 4, 128, 128), (0, 0, 1, 65, 130, 300)), ((1, 1000, 1, 2, 128, 64), None)],
+    ids=str,
+)  # fmt: skip
+def test_gradients(shape, starts):
+    leaves = [x.requires_grad_() for x in inputs(*shape)]
+    count = shape[0] if starts is None else len(starts) - 1
+    states = torch.randn(2, count, shape[3], *shape[4:], device="cuda")
+    leaves.append(states[0].clone().requires_grad_())
+    packed = None if starts is None else torch.tensor(starts, dtype=torch.int32, device="cuda")
+    options = {"output_final_state": True, "use_qk_l2norm_in_kernel": True, "cu_seqlens": packed}
+    do = normal(*leaves[2].shape)
+    for _ in range(2):  # the second call is one seen before
+        o, last = tct.chunk_gated_delta_rule(*leaves[:5], None, leaves[5], **options)
+        made = torch.autograd.grad([o, last], leaves, [do, states[1]])
+    wide = [x.detach().double().requires_grad_() for x in leaves]
+    ends, outs = starts or (0, shape[1]), []
+    for i, (a, z) in enumerate(zip(ends, ends[1:], strict=False)):
+        part = slice(None) if starts is None else slice(i, i + 1)
+        if z > a:
+            outs.append((exact(*(x[:, a:z] for x in wide[:5]), wide[5][part]), a, z, part))
+    grads = [(do[:, a:z].double(), states[1][part].double()) for _, a, z, part in outs]
+    pairs = [y for (pair, *_), both in zip(outs, grads, strict=True)
+             for y in zip(pair, both, strict=True)]  # fmt: skip
+    wanted = torch.autograd.grad([x for x, _ in pairs], wide, [y for _, y in pairs])
+    for name, mine, other in zip("qkvgbs", made, wanted, strict=True):
+        if name == "s" and starts:  # a sequence without tokens gives its gradient on
+            assert torch.equal(mine[0], states[1][0])
+            mine, other = mine[1:], other[1:]
+        close(mine, other, 5e-2 if name == "g" else 1e-2)
 
 
 @pytest.mark.parametrize("norm", [False, True])

@@ -104,8 +104,8 @@ def delta_rule_written(
     args = list(args)
     gates, starts, *states = (args.pop(0) if wanted else None for wanted in (g, packed, start, end))
     tasks = tasks_of(V.size(1), V.size(0), V.rows, tc.cdiv(V.cols, CHUNK), starts)
-    scan = Written(K.dtype, tasks, stages=stages, depth=depth, outputs=2, decayed=True, packed=packed,
-                   turns=2, registers=registers)  # fmt: skip
+    scan = Written(K.dtype, tasks, stages=stages, depth=depth, outputs=2, decayed=True,
+                   packed=packed, turns=2, registers=registers)  # fmt: skip
     k = scan.pipe.input(st[K.dtype, CHUNK, dim])
     v = scan.pipe.input(st[K.dtype, CHUNK, CHUNK])
     work = Inverses(scan, (K, V), (k, v), (gates, Beta))
@@ -226,8 +226,8 @@ def delta_rule_gradient(
     args = list(args)
     gates, starts, *states = (args.pop(0) if wanted else None for wanted in (g, packed, start, end))
     tasks = tasks_of(V.size(1), V.size(0), V.rows, tc.cdiv(V.cols, CHUNK), starts)
-    scan = Gradient(K.dtype, tasks, stages=stages, depth=depth, outputs=2, decayed=True, packed=packed,
-                    turns=2, registers=registers, reverse=True)  # fmt: skip
+    scan = Gradient(K.dtype, tasks, stages=stages, depth=depth, outputs=2, decayed=True,
+                    packed=packed, turns=2, registers=registers, reverse=True)  # fmt: skip
     q, k = (scan.pipe.input(st[K.dtype, CHUNK, dim]) for _ in range(2))
     do, u, v = (scan.pipe.input(st[K.dtype, CHUNK, CHUNK]) for _ in range(3))
     work = Turned(scan, (Q, K, dO), (q, k, do), (gates, Beta), ((U, V), (u, v)), scale)
