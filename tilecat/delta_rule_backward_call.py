@@ -7,11 +7,13 @@ from typing import Any
 
 from .delta_rule_call import DIMS, Call, turned
 from .errors import LayoutError
+from .kernels.checkpoints import number_of
 from .kernels.chunk_scan import CHUNK
 from .kernels.delta_rule_backward import delta_rule_gradient, delta_rule_written
 from .kernels.delta_rule_norms import delta_rule_sums, delta_rule_units
 from .kernels.gate_gradients import gate_gradients
 from .kernels.linear_attention import linear_attention
+from .linear_attention_backward_call import stripes_of
 from .ready import Launch, again, key_of
 from .runtime.arrays import ITEM_BYTES, allocator, view
 from .scan_call import ROW_BYTES, check, plan, run, whole_rows
@@ -55,37 +57,68 @@ def gated_delta_rule_backward(
 def _made(
     key: Any, given: tuple[Any, ...], call: Call, do: Any, d_state: Any
 ) -> tuple[Any, ...]:
-    """Results, and memory for what passes from kernel to kernel."""
-    (batch, length, heads, dim, dim_v), sequences = call.check()
+    """What the call gives, in order."""
+    extents, sequences = call.check()
+    (batch, length, heads, dim, dim_v) = extents
     check(call.name, "do", do, (batch, length, heads, dim_v), (view(call.q).dtype,), "v's shape")
     states = (sequences, heads, dim, dim_v)
     if d_state is not None:
         check(call.name, "d_final_state", d_state, states, ("f32",), "sequences x H x K x V")
     if call.factor == 0.0:
         raise LayoutError(f"{call.name}: gradients are those of a scale other than 0, got 0.0")
-    gated, wants = call.g is not None, call.state is not None
-    if 0 not in (batch, length, heads, dim_v, sequences) and (dim % UNIT or dim_v % UNIT):
+    empty = 0 in (*extents, sequences)
+    if not empty and (dim % UNIT or dim_v % UNIT):
         return _padded(call, do, d_state, (dim, dim_v))
-    dtype, tokens = view(call.q).dtype, (batch, length, heads)
-    shapes = [(tuple(view(x).shape), dtype) for x in (call.q, call.k, call.v)]
-    shapes += [(tokens, "f32")] * (1 + gated) + [(states, "f32")] * wants
+    shapes = _results(call, extents, states)
     results = len(shapes)
-    shapes += [((*tokens, dim_v), dtype)] * 2 + [((*tokens, dim), dtype)] * 4
-    shapes += [((batch, heads, -(-dim // CHUNK), length), "f32")]
-    shapes += [((batch, heads, -(-dim_v // CHUNK), length), "f32")] * 2
-    shapes += [(tuple(view(call.q).shape), dtype)] * (2 * call.norm)
-    shapes += [(states, "f32")] * (gated and d_state is not None)
-    makers = [allocator(call.q, *x) for x in shapes]
-    made = tuple(make() for make in makers)
-    if 0 in (batch, length, heads, dim_v) or sequences == 0:
-        for x in made:
-            x[...] = 0
-        if wants and d_state is not None:
-            made[results - 1][...] = d_state
-        return made
-    work = _Gradients(call, whole_rows(do), d_state, made[:results], made[results:])
-    run(key, given, made, makers, work.launches)
-    return made
+    shapes |= _beside(call, extents, sequences, d_state is not None)
+    makers = [allocator(call.q, *x) for x in shapes.values()]
+    made = dict(zip(shapes, (make() for make in makers), strict=True))
+    if empty:
+        for name in list(shapes)[:results]:
+            made[name][...] = 0
+        if d_state is not None and "d_initial" in made:
+            made["d_initial"][...] = d_state
+    else:
+        work = _Gradients(call, whole_rows(do), d_state, made, sequences)
+        run(key, given, tuple(made.values()), makers, work.launches)
+    return tuple(made.values())[:results]
+
+
+Shapes = dict[str, tuple[tuple[int, ...], str]]  # and dtypes, of arrays by name
+
+
+def _results(call: Call, extents: tuple[int, ...], states: tuple[int, ...]) -> Shapes:
+    """What a call gives, in order."""
+    tokens, dtype = extents[:3], view(call.q).dtype
+    names = (("dq", call.q), ("dk", call.k), ("dv", call.v))
+    shapes = {name: (tuple(view(x).shape), dtype) for name, x in names}
+    shapes["dbeta"] = tokens, "f32"
+    if call.g is not None:
+        shapes["dg"] = tokens, "f32"
+    if call.state is not None:
+        shapes["d_initial"] = states, "f32"
+    return shapes
+
+
+def _beside(call: Call, extents: tuple[int, ...], sequences: int, last: bool) -> Shapes:
+    """Memory for what passes from kernel to kernel."""
+    batch, length, heads, dim, dim_v = extents
+    tokens, dtype, parts = extents[:3], view(call.q).dtype, -(-dim_v // CHUNK)
+    shapes = {name: ((*tokens, dim_v), dtype) for name in ("n", "u")}
+    shapes |= {name: ((*tokens, dim), dtype) for name in ("of_q", "of_k", "later", "before")}
+    inner = ((batch, heads, parts, length), "f32")
+    shapes |= {"parts": inner, "inner": inner}
+    if call.norm:
+        shapes |= {name: (tuple(view(call.q).shape), dtype) for name in ("unit_q", "unit_k")}
+    if call.g is not None:
+        blocks = number_of(batch * length, sequences)
+        shapes["outer"] = (batch, heads, -(-dim // CHUNK), length), "f32"
+        shapes["checkpoints"] = (blocks, heads, dim_v, dim), "f32"
+        shapes["products"] = (blocks, heads, parts), "f32"
+        if last:
+            shapes["last"] = (sequences, heads, dim, dim_v), "f32"
+    return shapes
 
 
 UNIT = ROW_BYTES // ITEM_BYTES["bf16"]  # rows have a multiple of as many columns
@@ -122,73 +155,76 @@ class _Gradients:
 
     Args:
         call, do, d_state: given.
-        grads: dq, dk, dv, dbeta, dg and that of the state, where wanted.
-        work: n, u, dq, and the three parts of dk of each head, products q dq, parts of dbeta,
-            products v dv; q and k over their norms, the final state; where wanted.
+        made: arrays to write, by name: results; n, u; dq and the three parts of dk of each head;
+            parts of dbeta and of products v dv; q and k over their norms; products q dq,
+            checkpoints of states and their products, the final state; where wanted.
+        sequences: how many there are.
     """
 
     call: Call
     do: Any
     d_state: Any
-    grads: tuple[Any, ...]
-    work: tuple[Any, ...]
+    made: dict[str, Any]
+    sequences: int
 
     def launches(self, eased: bool) -> tuple[Launch, ...]:
         """In their order."""
-        call, more = self.call, list(self.work[9:])
+        call, made, found = self.call, self.made, []
         q, k, v = (whole_rows(x) for x in (call.q, call.k, call.v))
-        self.dim = DIMS[view(call.q).shape[3] > DIMS[0]]
-        found, units = [], (q, k)
+        self.dim = DIMS[view(q).shape[3] > DIMS[0]]
+        units = (q, k)
         if call.norm:
-            units = (more.pop(0), more.pop(0))
+            units = (made["unit_q"], made["unit_k"])
             both = tuple(turned(x) for x in (q, k, *units))
             found.append(Launch(delta_rule_units, both, (), {"dim": self.dim}))
-        end = more.pop() if more else None
-        found += self.of_values(units, v, end)
+        found += self.of_values(units, v)
         found += self.of_keys(units, eased)
         if call.g is not None:
-            found.append(self.of_gates(end))
-        dq, dk, _, dbeta = self.grads[:4]
-        tensors = (*(turned(x) for x in (q, k, *self.work[2:6])), self.work[7],
-                   *(turned(x) for x in (dq, dk, dbeta)))  # fmt: skip
+            found.append(self.of_gates())
+        of_heads = (made[name] for name in ("of_q", "of_k", "later", "before"))
+        results = (made[name] for name in ("dq", "dk", "dbeta"))
+        tensors = (*(turned(x) for x in (q, k, *of_heads)), made["parts"],
+                   *(turned(x) for x in results))  # fmt: skip
         wanted = {"dim": self.dim, "norm": call.norm}
         return *found, Launch(delta_rule_sums, tensors, (), wanted)
 
-    def of_values(self, units: Any, v: Any, end: Any) -> list[Launch]:
+    def of_values(self, units: Any, v: Any) -> list[Launch]:
         """What tokens write, and dv; both scans of states."""
-        call, (n, u) = self.call, self.work[:2]
-        start = self.grads[-1] if call.state is not None else None
+        call, made = self.call, self.made
+        gates = None if call.g is None else turned(call.g)
+        points = [made[name] for name in ("checkpoints", "products") if name in made]
         q, k, v, n, u, do, dv, beta = (
-            turned(x) for x in (*units, v, n, u, self.do, self.grads[2], call.beta)
+            turned(x) for x in (*units, v, made["n"], made["u"], self.do, made["dv"], call.beta)
         )
         found = []
-        for kernel, tensors, states in (
-            (delta_rule_written, (k, v, beta, n, u), (call.state, end)),
-            (delta_rule_gradient, (q, k, do, u, v, beta, dv, *self.work[7:9]),
-             (self.d_state, start)),
+        for kernel, tensors, numbers, states, kept in (
+            (delta_rule_written, (k, v, beta, n, u), (), (call.state, made.get("last")),
+             points[:1]),
+            (delta_rule_gradient, (q, k, do, u, v, beta, dv, made["parts"], made["inner"]),
+             (call.factor,), (self.d_state, made.get("d_initial")), points),
         ):  # fmt: skip
-            gates = None if call.g is None else turned(call.g)
-            rest = tuple(x for x in (gates, call.starts, *states) if x is not None)
-            scale = (call.factor,) if kernel is delta_rule_gradient else ()
+            rest = tuple(x for x in (gates, call.starts, *states, *kept) if x is not None)
             params = {
                 "dim": self.dim, "g": gates is not None, "packed": call.starts is not None,
                 "start": states[0] is not None, "end": states[1] is not None,
+                "checkpoints": bool(kept),
             }  # fmt: skip
-            found.append(Launch(kernel, tensors, (*scale, *rest), params))
+            found.append(Launch(kernel, tensors, (*numbers, *rest), params))
         return found
 
     def of_keys(self, units: Any, eased: bool) -> list[Launch]:
         """dq, and the parts of dk, of each head: scans of linear attention."""
-        (q, k), (n, _, dq, dk, later, before), dv = units, self.work[:6], self.grads[2]
+        (q, k), call, made = units, self.call, self.made
+        n, dv, factor = made["n"], made["dv"], call.factor
         start, d_end = (
-            None if x is None else x.swapaxes(2, 3) for x in (self.call.state, self.d_state)
+            None if x is None else x.swapaxes(2, 3) for x in (call.state, self.d_state)
         )
-        dots, factor = (q, self.work[6]), self.call.factor
+        dots = (q, made["outer"]) if "outer" in made else ()
         return [
-            self.scan(self.do, n, k, dq, factor, start, dots, eased=eased),
-            self.scan(n, self.do, q, dk, factor, d_end, reverse=True, eased=eased),
-            self.scan(n, dv, k, later, 1.0, reverse=True, strict=True, eased=eased),
-            self.scan(dv, n, k, before, 1.0, start, strict=True, eased=eased),
+            self.scan(self.do, n, k, made["of_q"], factor, start, dots, eased=eased),
+            self.scan(n, self.do, q, made["of_k"], factor, d_end, reverse=True, eased=eased),
+            self.scan(n, dv, k, made["later"], 1.0, reverse=True, strict=True, eased=eased),
+            self.scan(dv, n, k, made["before"], 1.0, start, strict=True, eased=eased),
         ]
 
     def scan(
@@ -196,14 +232,13 @@ class _Gradients:
         *, reverse: bool = False, strict: bool = False, eased: bool = False,
     ) -> Launch:  # fmt: skip
         """A scan of linear attention whose values are shared by heads; see `Call.launch` there."""
-        call, (batch, _, heads, dim) = self.call, view(q).shape
+        call, (_, _, heads, dim) = self.call, view(q).shape
         given = (None if call.g is None else turned(call.g), *(turned(x) for x in dots[:1]),
                  *dots[1:], call.starts, start)  # fmt: skip
         rest = tuple(x for x in given if x is not None)
         tensors = tuple(turned(x) for x in (q, k, v, out))
-        count = batch if call.starts is None else view(call.starts).shape[0] - 1
         params = plan(
-            q, (*tensors, *rest), DIMS[dim > DIMS[0]], view(v).shape[3], (count, heads),
+            q, (*tensors, *rest), DIMS[dim > DIMS[0]], view(v).shape[3], (self.sequences, heads),
             more=len(dots) // 2, eased=eased, gated=call.g is not None,
         )  # fmt: skip
         wanted = {
@@ -213,10 +248,14 @@ class _Gradients:
         }  # fmt: skip
         return Launch(linear_attention, tensors, (scale, *rest), {**wanted, **params})
 
-    def of_gates(self, end: Any) -> Launch:
-        """dg: `o` has the decays of all sums up to its token, and v the inverse of them."""
-        call, states = self.call, () if end is None else (end, self.d_state)
+    def of_gates(self) -> Launch:
+        """dg: o has the decays of all sums up to its token, and v their inverses."""
+        call, made = self.call, self.made
+        before = (call.state, made["d_initial"]) if "d_initial" in made else ()
+        after = (made["last"], self.d_state) if "last" in made else ()
         packed = () if call.starts is None else (call.starts,)
-        tensors = (self.work[6], self.work[8], turned(self.grads[4]))
-        wanted = {"packed": bool(packed), "states": bool(states)}
-        return Launch(gate_gradients, tensors, (*packed, *states), wanted)
+        _, length, heads, _ = view(call.v).shape
+        stripes = stripes_of(call.v, self.sequences * heads, length)
+        tensors = (made["outer"], made["inner"], made["products"], turned(made["dg"]))
+        wanted = {"packed": bool(packed), "first": bool(before), "last": bool(after)}
+        return Launch(gate_gradients, tensors, (stripes, *packed, *before, *after), wanted)

@@ -160,9 +160,8 @@ class _Backward:
         before = (call.state, made["d_initial"]) if "d_initial" in made else ()
         after = (made["last"], d_end) if "last" in made else ()
         packed = () if call.starts is None else (call.starts,)
-        rows = max(1, self.sequences * view(call.q).shape[2])
-        stripes = max(1, CTAS * num_sms(view(call.q).device) // rows)
-        stripes = min(stripes, -(-view(call.q).shape[1] // EVERY))
+        _, length, heads, _ = view(call.q).shape
+        stripes = stripes_of(call.q, self.sequences * heads, length)
         wanted = {"packed": bool(packed), "first": bool(before), "last": bool(after)}
         gates = Launch(
             gate_gradients,
@@ -172,3 +171,13 @@ class _Backward:
         if "d_gamma" not in made:
             return (gates,)
         return gates, Launch(sum_gates, (turned(made["dg"]), made["d_gamma"]), (), {})
+
+
+def stripes_of(like: Any, rows: int, length: int) -> int:
+    """How many CTAs of `gate_gradients` share a head of a sequence.
+
+    Args:
+        like: an array, for the device. rows: sequences times heads. length: tokens.
+    """
+    stripes = max(1, CTAS * num_sms(view(like).device) // max(1, rows))
+    return min(stripes, -(-length // EVERY))

@@ -25,6 +25,7 @@ from typing import Any
 import tilecat as tc
 from tilecat import DTypeVar, bf16, f16, f32, gl, st
 
+from .checkpoints import Checkpoints
 from .chunk_scan import CHUNK, COLUMN, At, ChunkScan, tasks_of
 from .delta_rule import REGISTERS, TILE, Scores
 
@@ -39,9 +40,10 @@ class Written(ChunkScan):
         self.u = self.pipe.ring(self.y.kind, writer=self.state, beside=self.y)
         self.beta = beta
 
-    def _chunk(
+    def chunk(
         self, work: Any, place: Any, head: Any, tiles: Any, sums: Any, out: Any
     ) -> None:  # fmt: skip
+        """State role: N, U and the next S."""
         (_, k, v), ((total,), u) = tiles, sums
         last = tc.load(self.a[head].tile.at(CHUNK - 1))
         before = tc.as_a(total, self.dtype)
@@ -70,7 +72,22 @@ class Written(ChunkScan):
             super()._store(task, at, tensor, ring)
 
 
-class Inverses(Scores):
+class Kept(Scores):
+    """Scores, and what happens to states on the way: `keep`, or nothing."""
+
+    points: Checkpoints | None = None
+
+    def keep(self, length: Any, states: Any, products: Any = None) -> None:
+        """Stores states at checkpoints, or multiplies by those stored: see `Checkpoints`."""
+        self.points = Checkpoints(self.scan, length, states, products)
+
+    def passing(self, task: Any, at: At, index: Any, state: Any) -> None:
+        """State role: a state between two chunks."""
+        if self.points is not None:
+            self.points.passing(task, at, index, state)
+
+
+class Inverses(Kept):
     """(I + A0 diag(b))^-1."""
 
     def scores(self, task: Any, at: At, head: int) -> tuple[Any, ...]:
@@ -95,14 +112,17 @@ class Inverses(Scores):
 def delta_rule_written(
     K: gl[T, "B", "Hk", "T", "K"], V: gl[T, "B", "H", "T", "V"], Beta: gl[f32, "B", "H", "T"],
     N: gl[T, "B", "H", "T", "V"], U: gl[T, "B", "H", "T", "V"], *args, dim=128, stages=3, g=False,
-    packed=False, start=False, end=False, registers=REGISTERS, depth=4,
+    packed=False, start=False, end=False, checkpoints=False, registers=REGISTERS, depth=4,
 ):  # fmt: skip
     """What tokens write, `n_t = b_t u_t`, and states f32 [sequences, H, K, V] before and after.
 
-    args: g f32 [B, H, T], cu_seqlens s32, states before and after; where wanted.
+    args: g f32 [B, H, T], cu_seqlens s32, states before and after, checkpoints f32 [.., H, V, K];
+    where wanted.
     """
     args = list(args)
-    gates, starts, *states = (args.pop(0) if wanted else None for wanted in (g, packed, start, end))
+    gates, starts, *states, kept = (
+        args.pop(0) if wanted else None for wanted in (g, packed, start, end, checkpoints)
+    )  # fmt: skip
     tasks = tasks_of(V.size(1), V.size(0), V.rows, tc.cdiv(V.cols, CHUNK), starts)
     scan = Written(K.dtype, tasks, stages=stages, depth=depth, outputs=2, decayed=True,
                    packed=packed, turns=2, registers=registers)  # fmt: skip
@@ -110,6 +130,8 @@ def delta_rule_written(
     v = scan.pipe.input(st[K.dtype, CHUNK, CHUNK])
     work = Inverses(scan, (K, V), (k, v), (gates, Beta))
     scan.prepare(work.betas)
+    if checkpoints:
+        work.keep(V.rows, kept)
     turned = [None if x is None else x.permute(0, 1, 3, 2) for x in states]
     scan.run(work, k, k, v, (N, U), *turned)
 
@@ -123,9 +145,10 @@ class Gradient(ChunkScan):
             work.t, work.betas, scale, tiles, dots
         )  # fmt: skip
 
-    def _chunk(
+    def chunk(
         self, work: Any, place: Any, head: Any, tiles: Any, sums: Any, out: Any
     ) -> None:  # fmt: skip
+        """State role: dV and the next D."""
         (q, k, do), ((total,), x) = tiles, sums
         into, rows = tc.load(self.b[head].tile, COLUMN), place[1].rows
         last = tc.load(self.b[head].tile.at(CHUNK - 1))
@@ -166,7 +189,7 @@ class Gradient(ChunkScan):
         tc.store(rows.at(task.batch, head, col // CHUNK, at.row), tc.col_sum(x * other))
 
 
-class Turned(Scores):
+class Turned(Kept):
     """(I + diag(b) A0)^-1, and P with a row a query.
 
     Args:
@@ -216,15 +239,18 @@ def delta_rule_gradient(
     U: gl[T, "B", "H", "T", "V"], V: gl[T, "B", "H", "T", "V"], Beta: gl[f32, "B", "H", "T"],
     dV: gl[T, "B", "H", "T", "V"], dBeta: gl[f32, "B", "H", "blocks", "T"],
     Dots: gl[f32, "B", "H", "blocks", "T"], scale: f32, *args, dim=128, stages=2, g=False,
-    packed=False, start=False, end=False, registers=REGISTERS, depth=2,
+    packed=False, start=False, end=False, checkpoints=False, registers=REGISTERS, depth=2,
 ):  # fmt: skip
     """dV, and of blocks of 64 columns of V the parts of dBeta and of the products of V and dV.
 
-    args: g f32 [B, H, T], cu_seqlens s32, and f32 [sequences, H, K, V] the gradients of the last
-    and of the first state; where wanted.
+    args: g f32 [B, H, T], cu_seqlens s32; f32 [sequences, H, K, V] the gradients of the last and of
+    the first state; checkpoints of `delta_rule_written` and their products; where wanted.
     """
     args = list(args)
-    gates, starts, *states = (args.pop(0) if wanted else None for wanted in (g, packed, start, end))
+    gates, starts, *states, kept, met = (
+        args.pop(0) if wanted else None
+        for wanted in (g, packed, start, end, checkpoints, checkpoints)
+    )  # fmt: skip
     tasks = tasks_of(V.size(1), V.size(0), V.rows, tc.cdiv(V.cols, CHUNK), starts)
     scan = Gradient(K.dtype, tasks, stages=stages, depth=depth, outputs=2, decayed=True,
                     packed=packed, turns=2, registers=registers, reverse=True)  # fmt: skip
@@ -232,5 +258,7 @@ def delta_rule_gradient(
     do, u, v = (scan.pipe.input(st[K.dtype, CHUNK, CHUNK]) for _ in range(3))
     work = Turned(scan, (Q, K, dO), (q, k, do), (gates, Beta), ((U, V), (u, v)), scale)
     scan.prepare(work, scale, (u, v), (dBeta, Dots))
+    if checkpoints:
+        work.keep(V.rows, kept, met)
     turned = [None if x is None else x.permute(0, 1, 3, 2) for x in states]
     scan.run(work, q, k, do, dV, *turned)
