@@ -30,6 +30,7 @@ from .chunk_scan import CHUNK, COLUMN, At, ChunkScan, tasks_of
 from .delta_rule import REGISTERS, TILE, Scores
 
 T = DTypeVar("T", bf16, f16)
+TIGHT = 128, 224  # as `REGISTERS`, of the scan of gradients: its state role has two products more
 
 
 class Written(ChunkScan):
@@ -239,7 +240,7 @@ def delta_rule_gradient(
     U: gl[T, "B", "H", "T", "V"], V: gl[T, "B", "H", "T", "V"], Beta: gl[f32, "B", "H", "T"],
     dV: gl[T, "B", "H", "T", "V"], dBeta: gl[f32, "B", "H", "blocks", "T"],
     Dots: gl[f32, "B", "H", "blocks", "T"], scale: f32, *args, dim=128, stages=2, g=False,
-    packed=False, start=False, end=False, checkpoints=False, registers=REGISTERS, depth=2,
+    packed=False, start=False, end=False, checkpoints=False, registers=TIGHT, depth=2,
 ):  # fmt: skip
     """dV, and of blocks of 64 columns of V the parts of dBeta and of the products of V and dV.
 
