@@ -112,7 +112,8 @@ LINEAR = (
     *(linear_problem("linear_attention", e, attend, tc.linear_attention, exact_gated, 4, 0)
       for e in (*PEERS, {"B": 1, "H": 96, "T": 8192, "D": 128},
                 {"B": 4, "H": 64, "T": 4096, "D": 128}, {"B": 1, "H": 64, "T": 32768, "D": 128},
-                {"B": 1, "H": 16, "T": 65536, "D": 128})),
+                {"B": 1, "H": 16, "T": 65536, "D": 128}, {"B": 2, "H": 16, "T": 16384, "D": 128},
+                {"B": 1, "H": 8, "T": 32768, "D": 128})),
     *(linear_problem("simple_gla", e, gate, tc.simple_gla, exact_gated, 4, 4) for e in PEERS),
     *(linear_problem("simple_gla_backward", e, with_gradient, gradients, exact_gradient, 7, 8)
       for e in PEERS if e["T"] == 8192),

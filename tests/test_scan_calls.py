@@ -7,7 +7,13 @@ import pytest
 from recurrences import assert_near, gated, gradients, mamba
 
 import tilecat as tc
-from tilecat import bf16, linear_attention_backward_call, linear_attention_call, scan_call
+from tilecat import (
+    bf16,
+    linear_attention_backward_call,
+    linear_attention_call,
+    scan_call,
+    scan_segments,
+)
 from tilecat.errors import DTypeError, LayoutError
 
 LIMIT, STATE_LIMIT = 3.6e-3, 2.5e-3  # see test_linear_attention
@@ -17,7 +23,7 @@ GATES = 5e-3  # of gradients of gates: their errors do not grow with the length
 @pytest.fixture(autouse=True)
 def poisoned(monkeypatch):
     """What calls allocate is NaN until it is written."""
-    for module in (linear_attention_call, linear_attention_backward_call, scan_call):
+    for module in (linear_attention_call, linear_attention_backward_call, scan_call, scan_segments):
         allocate = module.allocator
 
         def allocator(*args, allocate=allocate):

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .errors import LayoutError
 from .kernels.checkpoints import EVERY, number_of
 from .kernels.chunk_scan import CHUNK
 from .kernels.gate_gradients import gate_gradients, sum_gates
-from .linear_attention_call import Call, turned
+from .linear_attention_call import Call, Scan, turned
 from .operators import num_sms
 from .ready import Launch, again
 from .runtime.arrays import allocator, view
 from .scan_call import check, run
+from .scan_segments import Segments
 
 CTAS = 8  # of `gate_gradients` an SM: with few heads, as many share one
 
@@ -73,17 +74,21 @@ def _run(
     if call.g is not None or wants_d_gamma:
         shapes |= _beside(extents, sequences, d_state is not None)
         shapes.setdefault("dg", ((batch, length, heads), "f32"))
+    segments = call.cut(dim, max(dim, dim_v))
     makers = [allocator(call.q, *x) for x in shapes.values()]
-    made = dict(zip(shapes, (make() for make in makers), strict=True))
+    makers += segments.makers(call.q, sequences, heads, (dim, dim_v), call.decayed)
+    arrays = tuple(make() for make in makers)
+    made = dict(zip(shapes, arrays, strict=False))
     if 0 in (batch, length, heads, dim_v) or sequences == 0:
         for name in list(shapes)[:results]:
             made[name][...] = 0
         if d_state is not None and "d_initial" in made:
             made["d_initial"][...] = d_state
     else:
-        backward = _Backward(call, do, d_state, made, sequences)
-        run(key, given, tuple(made.values()), makers, backward.launches)
-    return tuple(made.values())[:results]
+        segments = segments.holding(arrays[len(made) :])
+        backward = _Backward(call, do, d_state, made, sequences, segments)
+        run(key, given, arrays, makers, backward.launches)
+    return arrays[:results]
 
 
 Shapes = dict[str, tuple[tuple[int, ...], str]]  # and dtypes, of arrays by name
@@ -126,6 +131,7 @@ class _Backward:
         call, do, d_state: given.
         made: arrays to write, by name.
         sequences: how many there are.
+        segments: how they are cut; all scans use its arrays.
     """
 
     call: Call
@@ -133,6 +139,7 @@ class _Backward:
     d_state: Any
     made: dict[str, Any]
     sequences: int
+    segments: Segments
 
     def launches(self, eased: bool) -> tuple[Launch, ...]:
         """The scans of dq, dk and dv, and gradients of gates."""
@@ -145,14 +152,21 @@ class _Backward:
             dots = [(call.q, made["outer"]), (call.k, made["inner"])]
             points = [(made["checkpoints"],), (made["checkpoints"], made["products"])]
         scans = (
-            call.launch(do, call.v, call.k, made["dq"], start, made.get("last"), dots[0],
-                        points[0], eased=eased),
-            call.launch(call.v, do, call.q, made["dk"], d_end, None, dots[1], points[1],
-                        reverse=True, eased=eased),
-            call.launch(call.k, call.q, do, made["dv"], self.d_state, made.get("d_initial"),
-                        reverse=True, eased=eased),
+            Scan(do, call.v, call.k, made["dq"], start, made.get("last"), dots[0], points[0]),
+            Scan(call.v, do, call.q, made["dk"], d_end, None, dots[1], points[1], True),
+            Scan(call.k, call.q, do, made["dv"], self.d_state, made.get("d_initial"),
+                 reverse=True),
         )  # fmt: skip
-        return (*scans, *self.of_gates(d_end)) if "outer" in made else scans
+        launches = [x for scan in scans for x in call.launches(scan, self.of(scan), eased)]
+        return (*launches, *(self.of_gates(d_end) if "outer" in made else ()))
+
+    def of(self, scan: Scan) -> Segments:
+        """Segments, with states of a scan."""
+        if not self.segments.tokens:
+            return self.segments
+        states = self.segments.states
+        shape = (*states.shape[:2], view(scan.v).shape[3], view(scan.q).shape[3])
+        return replace(self.segments, states=states.reshape(shape))
 
     def of_gates(self, d_end: Any) -> tuple[Launch, ...]:
         """Gradients of gates, and their sums."""

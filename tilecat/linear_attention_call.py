@@ -21,6 +21,7 @@ from .scan_call import (
     run,
     untouched,
 )
+from .scan_segments import Segments, cut
 
 AXES = "batch x length x heads x dim"
 
@@ -133,6 +134,29 @@ def lightning_decays(q: Any, layer_idx: int, num_layers: int) -> Any:
     return _decays[key]
 
 
+@dataclass(frozen=True, eq=False)
+class Scan:
+    """One scan of a call.
+
+    Args:
+        q, k, v, out: of the scan, batch x tokens x heads x dim.
+        start, end: states before and after, or None.
+        dots: a tensor like out, and their products; or nothing.
+        checkpoints: see the kernel; or nothing.
+        reverse: in reversed time.
+    """
+
+    q: Any
+    k: Any
+    v: Any
+    out: Any
+    start: Any = None
+    end: Any = None
+    dots: tuple[Any, ...] = ()
+    checkpoints: tuple[Any, ...] = ()
+    reverse: bool = False
+
+
 @dataclass(eq=False)
 class Call:
     """One call: what it was given. `name` is the function's, for errors."""
@@ -172,42 +196,56 @@ class Call:
         makers, made = outputs(self.v, shape, states if wants_state else None)
         if 0 in shape or sequences == 0:
             return untouched(made, self.state)
-        tensors = (self.q, self.k, self.v, made[0], self.state)
-        end = made[1] if wants_state else None
-        run(key, self.given(), made, makers,
-            lambda eased: (self.launch(*tensors, end, eased=eased),))  # fmt: skip
+        segments = self.cut(dim, dim_v)
+        makers += segments.makers(self.v, sequences, heads, (dim_v, dim), self.decayed)
+        made += tuple(make() for make in makers[len(made) :])
+        segments = segments.holding(made[1 + wants_state :])
+        scan = Scan(self.q, self.k, self.v, made[0], self.state, made[1] if wants_state else None)
+        run(key, self.given(), made, makers, lambda eased: self.launches(scan, segments, eased))
         return made
 
-    def launch(
-        self, q: Any, k: Any, v: Any, out: Any, start: Any = None, end: Any = None,
-        dots: tuple[Any, ...] = (), checkpoints: tuple[Any, ...] = (), reverse: bool = False,
-        eased: bool = False,
-    ) -> Launch:  # fmt: skip
-        """A scan.
+    @property
+    def decayed(self) -> bool:
+        """Whether states decay."""
+        return self.g is not None or self.gamma is not None
 
-        Args:
-            q, k, v, out: of the scan, batch x tokens x heads x dim.
-            start, end: states before and after, or None.
-            dots: a tensor like out, and their products; or nothing.
-            checkpoints: see the kernel; or nothing.
-            reverse: in reversed time.
-            eased: see `plan`.
-        """
-        other = tuple(turned(x) for x in dots[:1]) + dots[1:]
-        gates = () if self.g is None else (turned(self.g),)
-        rest = (self.gamma, *other, self.starts, start, end, *checkpoints)
-        rest = (*gates, *(x for x in rest if x is not None))
-        tensors = tuple(turned(x) for x in (q, k, v, out))
-        batch, length, heads, dim = view(q).shape
-        count = batch if self.starts is None else max(view(self.starts).shape[0] - 1, 1)
-        params = plan(
-            q, (*tensors, *rest), check_features(self.name, "K", dim), view(v).shape[3],
-            (count, heads), more=len(dots) // 2, eased=eased, gated=self.g is not None,
+    def cut(self, dim: int, dim_v: int) -> Segments:
+        """How sequences are cut."""
+        batch, length, heads, _ = view(self.q).shape
+        return cut(self.q, batch * heads, dim, dim_v, 0 if self.starts is not None else length)
+
+    def launches(self, scan: Scan, segments: Segments, eased: bool) -> tuple[Launch, ...]:
+        """A scan, perhaps of segments; eased: see `plan`."""
+        return segments.launches(
+            lambda *states, local=False: self._launch(scan, states, segments, local, eased),
+            scan.start, scan.end, reverse=scan.reverse, turned=True,
         )  # fmt: skip
+
+    def _launch(
+        self, scan: Scan, states: tuple[Any, Any], segments: Segments, local: bool, eased: bool
+    ) -> Launch:
+        beside = () if local else scan.dots
+        other = tuple(turned(x) for x in beside[:1]) + beside[1:]
+        points = () if local else scan.checkpoints
+        gates = () if self.g is None else (turned(self.g),)
+        cuts = (segments.tokens or None, segments.fades if local else None)
+        rest = (self.gamma, *other, self.starts, *states, *points, *cuts)
+        rest = (*gates, *(x for x in rest if x is not None))
+        tensors = tuple(turned(x) for x in (scan.q, scan.k, scan.v, scan.out))
+        batch, length, heads, dim = view(scan.q).shape
+        count = batch if self.starts is None else max(view(self.starts).shape[0] - 1, 1)
+        arrays = tuple(x for x in (*tensors, *rest) if not isinstance(x, int))
+        params = plan(
+            scan.q, arrays, check_features(self.name, "K", dim), view(scan.v).shape[3],
+            (count * segments.count, heads), more=len(beside) // 2, eased=eased,
+            gated=self.g is not None,
+        )  # fmt: skip
+        start, end = states
         wanted = {
-            "g": self.g is not None, "gamma": self.gamma is not None, "dots": bool(dots),
+            "g": self.g is not None, "gamma": self.gamma is not None, "dots": bool(beside),
             "packed": self.starts is not None, "start": start is not None,
-            "end": end is not None, "checkpoints": bool(checkpoints), "reverse": reverse,
+            "end": end is not None, "checkpoints": bool(points), "reverse": scan.reverse,
+            "segmented": bool(segments.tokens), "local": local,
         }  # fmt: skip
         return Launch(kernel, tensors, (self.factor, *rest), {**wanted, **params})
 

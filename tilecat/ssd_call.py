@@ -24,6 +24,7 @@ from .scan_call import (
     run,
     untouched,
 )
+from .scan_segments import Segments, cut
 
 HALVES_AND_SINGLE = ("f32", "bf16", "f16")
 NO_LIMIT = (0.0, math.inf)
@@ -156,24 +157,40 @@ class _Call:
         check_devices("ssd", {name: getattr(self, name) for name in names})
         return sequences, groups
 
-    def launch(
-        self, out: Any, after: Any, sequences: int, groups: int, eased: bool
-    ) -> Launch:
-        """The scan."""
-        batch, length, heads, dim = view(self.x).shape
-        z = None if self.z is None else turned(self.z)
-        more = {"z": z, "D": self.D, "bias": self.bias, "sequences": self.seq_idx,
-                "starts": self.starts, "before": self.states, "after": after}  # fmt: skip
+    def launches(
+        self, out: Any, after: Any, groups: int, segments: Segments, eased: bool
+    ) -> tuple[Launch, ...]:
+        """The scan, perhaps of segments."""
+
+        def scan(start: Any, end: Any, local: bool = False) -> Launch:
+            states = {"before": start, "after": end}
+            return self._launch(out, states, groups, segments, local, eased)
+
+        return segments.launches(scan, self.states, after)
+
+    def _launch(
+        self, out: Any, states: dict[str, Any], groups: int, segments: Segments, local: bool,
+        eased: bool,
+    ) -> Launch:  # fmt: skip
+        batch, _, heads, dim = view(self.x).shape
+        count = batch if self.starts is None else view(self.starts).shape[0] - 1
+        z = None if self.z is None or local else turned(self.z)
+        more = {"z": z, "D": None if local else self.D, "bias": self.bias,
+                "sequences": self.seq_idx, "starts": self.starts, **states,
+                "segment": segments.tokens or None,
+                "fades": segments.fades if local else None}  # fmt: skip
         more = {name: x for name, x in more.items() if x is not None}
         tensors = (turned(self.x), turned(self.dt), self.A, turned(self.B), turned(self.C),
                    turned(out))  # fmt: skip
+        arrays = (*tensors, *(x for name, x in more.items() if name != "segment"))
         params = plan(
-            self.x, (*tensors, *more.values()), check_features("ssd", "N", view(self.B).shape[3]),
-            dim, (sequences * groups, heads // groups), shared=True, more=int(z is not None),
-            eased=eased, scores=True,
+            self.x, arrays, check_features("ssd", "N", view(self.B).shape[3]), dim,
+            (count * segments.count * groups, heads // groups), shared=True,
+            more=int(z is not None), eased=eased, scores=True,
         )  # fmt: skip
         limits = not (self.softplus and self.limit == NO_LIMIT)
-        wanted = {"softplus": self.softplus, "limits": limits, "names": tuple(more)}
+        wanted = {"softplus": self.softplus, "limits": limits, "names": tuple(more),
+                  "local": local}  # fmt: skip
         return Launch(kernel, tensors, (*self.limit, *more.values()), {**wanted, **params})
 
 
@@ -186,6 +203,10 @@ def _run(key: Any, given: tuple[Any, ...], call: _Call) -> tuple[Any, ...]:
     if 0 in shape or sequences == 0:
         return untouched(made, call.states)
     after = made[1] if call.wants_states else None
+    segments = cut(call.x, batch * heads, size, dim, 0 if call.starts is not None else length)
+    makers += segments.makers(call.x, sequences, heads, (dim, size), True)
+    made += tuple(make() for make in makers[len(made) :])
+    segments = segments.holding(made[1 + call.wants_states :])
     run(key, given, made, makers,
-        lambda eased: (call.launch(made[0], after, sequences, groups, eased),))  # fmt: skip
+        lambda eased: call.launches(made[0], after, groups, segments, eased))  # fmt: skip
     return made

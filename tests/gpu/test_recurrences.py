@@ -9,7 +9,12 @@ if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 
 import tilecat as tc  # noqa: E402
-from tilecat import linear_attention_backward_call, linear_attention_call, scan_call  # noqa: E402
+from tilecat import (  # noqa: E402
+    linear_attention_backward_call,
+    linear_attention_call,
+    scan_call,
+    scan_segments,
+)
 from tilecat.kernels.linear_attention import linear_attention as kernel  # noqa: E402
 from tilecat.kernels.ssd import ssd as mamba_kernel  # noqa: E402
 
@@ -21,7 +26,7 @@ BF16 = torch.bfloat16
 def poisoned(monkeypatch):
     """What the calls allocate is NaN until it is written."""
     torch.manual_seed(0)
-    for module in (linear_attention_call, linear_attention_backward_call, scan_call):
+    for module in (linear_attention_call, linear_attention_backward_call, scan_call, scan_segments):
         allocate = module.allocator
         monkeypatch.setattr(
             module, "allocator",
@@ -122,6 +127,41 @@ def test_packed_sequences(dim):
         exact, last = exact_gla(*cut, state[i : i + 1].double(), dim**-0.5)
         close(got[:, first : first + length], exact, LIMIT)
         close(end[i : i + 1], last, STATE_LIMIT)
+
+
+@pytest.mark.parametrize("size", [(1, 4500, 2, 64, 64), (1, 8192, 3, 128, 128), (2, 4096, 1, 96, 30)],
+                         ids=str)  # fmt: skip
+def test_segments(size):
+    q, k, v, g, state = inputs(*size)
+    options = {"initial_state": state, "output_final_state": True}
+    assert scan_segments.cut(q, size[0] * size[2], *size[3:], size[1]).tokens
+    for gates, limit in ((g, STATE_LIMIT), (None, 1e-5)):
+        got, end = tc.simple_gla(q, k, v, gates, **options)
+        wide = [x.double() for x in (q, k, v, torch.zeros_like(g) if gates is None else g, state)]
+        exact, last = exact_gla(*wide, size[3] ** -0.5)
+        close(got, exact, LIMIT)
+        close(end, last, limit)
+        if size[0] == 1:  # packed sequences are not cut
+            starts = torch.tensor([0, size[1]], device="cuda", dtype=torch.int32)
+            close(tc.simple_gla(q, k, v, gates, cu_seqlens=starts, **options)[1], end.double(), 1e-6)
+    do = normal(*v.shape)
+    leaves = [x.double().requires_grad_() for x in (q, k, v, g, state)]
+    exact, _ = exact_gla(*leaves, size[3] ** -0.5)
+    exact.backward(do.double())
+    made = tc.simple_gla_backward(do, q, k, v, g, initial_state=state)
+    for mine, other in zip((*made[:4], made[5]), leaves, strict=True):
+        close(mine, other.grad, 1.5 * GRAD if other is leaves[3] else GRAD)
+
+
+def test_segments_of_mamba():
+    given = mamba_inputs(1, 5000, 4, 2, 64)
+    x, dt, a, b, c, skip, z, bias = given
+    assert scan_segments.cut(x, 4, 64, 64, 5000).tokens
+    got, end = tc.ssd(x, dt, a, b, c, D=skip, z=z, dt_bias=bias, dt_softplus=True,
+                      return_final_states=True)  # fmt: skip
+    exact, last = exact_mamba(*given)
+    close(got, exact, LIMIT)
+    close(end, last, STATE_LIMIT)
 
 
 def mamba_inputs(batch, length, heads, groups, size):

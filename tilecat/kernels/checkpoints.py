@@ -18,6 +18,7 @@ import tilecat as tc
 from .chunk_scan import CHUNK, At, ChunkScan
 
 EVERY = 4 * CHUNK  # tokens of a block
+PIECE = 32  # columns of a state that are multiplied at a time, for want of registers
 
 
 def number_of(before: Any, sequence: Any) -> Any:
@@ -50,16 +51,18 @@ class Checkpoints:
     def passing(self, task: Any, at: At, index: Any, state: Any) -> None:
         """State role, where S lies between two chunks: stores it, or multiplies by what was."""
         row = at.row + CHUNK * self.scan.reverse  # the first token behind S
-        tokens = row - task.first
-        block = number_of(task.batch * self.length + task.first, task.sequence) + tokens // EVERY
+        tokens = row - task.origin
+        block = number_of(task.batch * self.length + task.origin, task.sequence) + tokens // EVERY
         head, col = self.scan.place(task, index)
-        with tc.when((tokens % EVERY == 0) & (tokens > 0) & (row < task.last)):
-            width, total = state[0].type.cols, 0.0
+        with tc.when((tokens % EVERY == 0) & (tokens > 0) & (row < task.end)):
+            total = 0.0
             for i, part in enumerate(state):
-                place = self.states.at(block, head, col, i * width)
-                if self.products is None:
-                    tc.store(place, part)
-                else:
-                    total = total + tc.tile_sum(part * tc.load(place, part.type))
+                for c in range(0, part.type.cols, PIECE):
+                    piece = part[:, c : c + PIECE]
+                    place = self.states.at(block, head, col, i * part.type.cols + c)
+                    if self.products is None:
+                        tc.store(place, piece)
+                    else:
+                        total = total + tc.tile_sum(piece * tc.load(place, piece.type))
             if self.products is not None:
                 tc.store(self.products[block, head, col // CHUNK], total * self.unit)

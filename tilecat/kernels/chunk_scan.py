@@ -93,8 +93,13 @@ class Recurrence:
         return y
 
 
-def tasks_of(heads: Any, batch: Any, length: Any, blocks: Any = 1, starts: Any = None) -> Any:
+def tasks_of(
+    heads: Any, batch: Any, length: Any, blocks: Any = 1, starts: Any = None, segment: Any = None
+) -> Any:
     """A task is a sequence, some heads (`task.head`, their number) and a block of columns of V.
+
+    Its tokens are those from `task.first` to `task.last`, of a sequence from `task.origin` to
+    `task.end`; `task.state` is where its states lie.
 
     Args:
         heads: how many parts the heads of a sequence are cut into.
@@ -102,22 +107,29 @@ def tasks_of(heads: Any, batch: Any, length: Any, blocks: Any = 1, starts: Any =
         length: tokens of a sequence.
         blocks: of columns.
         starts: of a packed batch, s32 [sequences + 1].
+        segment: tokens of a segment, whole chunks: each of a sequence is a task; None: one.
     """
     sequences = batch if starts is None else starts.size(0) - 1
+    segments = 1 if segment is None else tc.cdiv(length, segment)
 
     def locate(t: Any) -> dict[str, Any]:
         part, block = t // blocks, t % blocks
-        sequence, head = part // heads, part % heads
-        first, last = 0, length
+        state, head = part // heads, part % heads
+        sequence, first, last = state, 0, length
         if starts is not None:
             first = tc.load(starts[sequence], tc.s32)
             last = tc.load(starts[sequence + 1], tc.s32)
+        origin, end = first, last
+        if segment is not None:
+            sequence, first = state // segments, state % segments * segment
+            last = minimum_of(first + segment, length)
         return {
-            "sequence": sequence, "batch": 0 if starts is not None else sequence, "head": head,
-            "block": block, "first": first, "last": last, "steps": tc.cdiv(last - first, CHUNK),
+            "sequence": sequence, "state": state, "head": head, "block": block, "first": first,
+            "batch": 0 if starts is not None else sequence, "last": last, "origin": origin,
+            "end": end, "steps": tc.cdiv(last - first, CHUNK),
         }  # fmt: skip
 
-    return tc.custom_order(sequences * heads * blocks, locate)
+    return tc.custom_order(sequences * segments * heads * blocks, locate)
 
 
 class ChunkScan:
@@ -141,21 +153,32 @@ class ChunkScan:
         outputs: int | None = None,
     ):  # fmt: skip
         self.dtype, self.heads, self.slices, self.depth = dtype, heads, slices, depth
-        self.turns = turns
+        self.turns, self.outputs = turns, depth if outputs is None else outputs
         self.reverse, self.packed, self.strict = reverse, packed, strict
         self.gated, self.decayed = gated, decayed or gated
         self.pipe = pipe = tc.roles(stages=stages, steps=1, tasks=tasks,
                                     blocks_per_sm=blocks_per_sm)  # fmt: skip
         self.score = pipe.role("score", warpgroups=turns, turns=turns > 1, registers=registers[0])
         self.state = pipe.role("state", warpgroups=heads * slices, registers=registers[1])
-        p = pipe.ring(st[dtype, CHUNK, CHUNK], writer=self.score, count=heads, stages=depth)
-        y = pipe.ring(st[dtype, CHUNK, CHUNK], writer=self.state, count=heads * slices,
-                      stages=depth if outputs is None else outputs)  # fmt: skip
+        self.rings()
+
+    def rings(self) -> None:
+        """Rings of P and Y, and beside P of vectors."""
+        kind, pipe = st[self.dtype, CHUNK, CHUNK], self.pipe
+        p = pipe.ring(kind, writer=self.score, count=self.heads, stages=self.depth)
+        y = pipe.ring(kind, writer=self.state, count=self.heads * self.slices,
+                      stages=self.outputs)  # fmt: skip
         self.p, self.y = p, y
-        count = 4 if gated else 2 if decayed else 0
-        rings = [pipe.ring(sv[f32, CHUNK], writer=self.score, count=heads, beside=p)
-                 for _ in range(count)]  # fmt: skip
-        self.a, self.b, self.sums, self.less = (rings + [None] * 4)[:4]
+        self.vectors(p)
+
+    def vectors(self, beside: Any) -> None:
+        """Rings of a, b, running sums, and those less other factors; as many as there are."""
+        made: list[Any] = []
+        for _ in range(4 if self.gated else 2 if self.decayed else 0):
+            made.append(self.pipe.ring(sv[f32, CHUNK], writer=self.score, count=self.heads,
+                                       stages=self.depth, beside=beside))  # fmt: skip
+            beside = beside or made[0]
+        self.a, self.b, self.sums, self.less = (made + [None] * 4)[:4]
 
     def at(self, task: Any, step: Any) -> At:
         """The chunk of a step."""
@@ -179,23 +202,14 @@ class ChunkScan:
         beside = int(self.strict)
         return tc.triu(p, beside) if self.reverse else tc.tril(p, -beside)
 
-    def decays(self, sums: Any) -> Any:
-        """Decays between the tokens of a chunk, by running sums of gates, base 2.
+    def made_decays(self, head: int) -> Any:
+        """Decays between the tokens of a chunk, by what `factors` has made.
 
         Factors of masked pairs may be infinite: masks come after.
         """
-        return self._differences(sums, tc.to_col_vector(sums))
-
-    def made_decays(self, head: int) -> Any:
-        """The same by what `factors` has made: with other factors of the tokens that come in."""
         rows, cols = (self.less, self.sums) if self.reverse else (self.sums, self.less)
-        return self._differences(
-            tc.load(rows[head].tile, ROW), tc.load(cols[head].tile, COLUMN)
-        )
-
-    def _differences(self, rows: Any, cols: Any) -> Any:
-        tile = tc.empty(rt[f32, CHUNK, CHUNK])
-        tc.broadcast_row(tile, rows)
+        tile, cols = tc.empty(rt[f32, CHUNK, CHUNK]), tc.load(cols[head].tile, COLUMN)
+        tc.broadcast_row(tile, tc.load(rows[head].tile, ROW))
         return tc.exp2(cols - tile if self.reverse else tile - cols)
 
     def place(self, task: Any, index: Any) -> tuple[Any, Any]:
@@ -229,13 +243,9 @@ class ChunkScan:
             start, end: states before and after, f32, sequences x heads x columns of V x F, or None.
             unit: what S is multiplied by to be such a state; None: 1.
         """
-        features = q.kind.cols
-        whole = features <= WHOLE or features % CHUNK  # 160 of Based are no parts of 64
-        width = features if whole else CHUNK if features % WHOLE else WHOLE
-        totals = [tc.empty(rt[f32, CHUNK, width]) for _ in range(features // width)]
-        sums, pipe = tc.empty(rt[f32, CHUNK, CHUNK]), self.pipe
+        totals, sums = self.totals_of(k.kind.cols), tc.empty(rt[f32, CHUNK, CHUNK])
 
-        @pipe.load
+        @self.pipe.load
         def _(task, step):
             work.load(task, self.at(task, step))
 
@@ -243,44 +253,54 @@ class ChunkScan:
 
         @self.score.compute
         def _(task, step):
-            self._scores(work, task, self.at(task, step))
+            self.scores(work, task, self.at(task, step))
 
         @self.state.start
         def _(task):
             work.begin(task)
-            head, col = self.place(task, self.state.consumer)
-            for i, total in enumerate(totals):
-                if start is None:
-                    tc.fill(total, 0.0)
-                    continue
-                state = tc.load(start.at(task.sequence, head, col, i * width), total.type)
-                tc.copy(total, state if unit is None else state / unit)
+            self.begin(task, totals, start, unit)
 
         @self.state.compute
         def _(task, step):
             index = self.state.consumer
             head = index // self.slices if self.slices > 1 else index
-            tiles = [x[head if x.count > 1 else 0] for x in (q, k)]
+            tiles = [None if x is None else x[head if x.count > 1 else 0] for x in (q, k)]
             place = task, self.at(task, step), index
             work.passing(*place, totals)
             self.chunk(work, place, head, (*tiles, v[index]), (totals, sums), out)
 
-        @self.state.finish
-        def _(task):
-            for i, total in enumerate(totals if end is not None else ()):
-                head, col = self.place(task, self.state.consumer)
-                state = total if unit is None else total * unit
-                tc.store(end.at(task.sequence, head, col, i * width), state)
+        self.state.finish(lambda task: self.finish(task, totals, end, unit))
+        if self.y is not None:
+            self.pipe.store(lambda task, step: self._store(task, self.at(task, step), out))
 
-        @pipe.store
-        def _(task, step):
-            self._store(task, self.at(task, step), out)
+    def totals_of(self, features: int) -> list[Any]:
+        """S^T of a warpgroup, in parts of its columns."""
+        whole = features <= WHOLE or features % CHUNK  # 160 of Based are no parts of 64
+        width = features if whole else CHUNK if features % WHOLE else WHOLE
+        return [tc.empty(rt[f32, CHUNK, width]) for _ in range(features // width)]
 
-    def _scores(self, work: Recurrence, task: Any, at: At) -> None:
+    def begin(self, task: Any, totals: Any, start: Any, unit: Any) -> None:
+        """State role: S before a task."""
+        head, col = self.place(task, self.state.consumer)
+        for i, total in enumerate(totals):
+            if start is None:
+                tc.fill(total, 0.0)
+                continue
+            state = tc.load(start.at(task.state, head, col, i * total.type.cols), total.type)
+            tc.copy(total, state if unit is None else state / unit)
+
+    def finish(self, task: Any, totals: Any, end: Any, unit: Any) -> None:
+        """State role: S after a task."""
+        head, col = self.place(task, self.state.consumer)
+        for i, total in enumerate(totals if end is not None else ()):
+            state = total if unit is None else total * unit
+            tc.store(end.at(task.state, head, col, i * total.type.cols), state)
+
+    def scores(self, work: Recurrence, task: Any, at: At) -> None:
         """Score role: P, a and b of a chunk of each head."""
         work.products(task, at)
         if self.gated:
-            self._factors(work, task, at)
+            self.factors(work, task, at)
         for head in range(self.heads):
             p, *factors = work.scores(task, at, head)
             if p is not None:
@@ -290,7 +310,7 @@ class ChunkScan:
             for ring, vector in zip((self.a, self.b), factors, strict=False):
                 tc.store(ring[head].tile, vector)
 
-    def _factors(self, work: Recurrence, task: Any, at: At) -> None:
+    def factors(self, work: Recurrence, task: Any, at: At) -> None:
         """A warp a head; the others do the same for nothing."""
         rings = self.sums, self.less, self.a, self.b
         with tc.warps():

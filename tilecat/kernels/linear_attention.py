@@ -24,6 +24,7 @@ from .chunk_scan import (
     Recurrence,
     tasks_of,
 )
+from .segments import LocalStates
 
 T = DTypeVar("T", bf16, f16)
 
@@ -32,7 +33,7 @@ class Gated(Recurrence):
     """Scores with decays.
 
     Args:
-        scan: the core. tensors, tiles: of Q, K, V. scale: of the output.
+        scan: the core. tensors, tiles: of Q, K, V, and further ones. scale: of the output.
         g: gates [B, H, T], or None. gamma: gates [H], or None.
         dots: f32 [B, H, blocks of 64 columns, T]: of O with the fourth tensor; or None.
         checkpoints: what happens to states on the way; or None.
@@ -49,10 +50,10 @@ class Gated(Recurrence):
 
     def load(self, task: Any, at: At) -> None:
         """Q, K and V of the heads of a task."""
-        for tensor, tiles in zip(self.tensors, self.tiles, strict=True):
-            columns = tiles not in self.tiles[:2]
-            group = self.group if columns else 1
-            self.scan.load(tiles, tensor, task, at, columns=columns, group=group)
+        for i, (tensor, tiles) in enumerate(zip(self.tensors, self.tiles, strict=True)):
+            if tiles is not None:
+                group = self.group if i > 1 else 1
+                self.scan.load(tiles, tensor, task, at, columns=i > 1, group=group)
 
     def start(self, task: Any) -> None:
         """Gates of the first chunk, and of the head."""
@@ -116,8 +117,8 @@ def linear_attention(
     Q: gl[T, "B", "H", "T", "K"], K: gl[T, "B", "H", "T", "K"], V: gl[T, "B", "Hv", "T", "V"],
     O: gl[T, "B", "H", "T", "V"], scale: f32, *args, dim=64, heads=1, slices=1, stages=3, depth=2,
     reverse=False, g=False, gamma=False, dots=False, packed=False, start=False, end=False,
-    checkpoints=False, blocks_per_sm=1, registers=(None, None), turns=1, strict=False,
-    grouped=False,
+    checkpoints=False, segmented=False, local=False, blocks_per_sm=1, registers=(None, None),
+    turns=1, strict=False, grouped=False,
 ):  # fmt: skip
     """O, and states f32 [sequences, H, K, V] before and after; of a reversed scan over the scale.
 
@@ -125,20 +126,24 @@ def linear_attention(
 
     args: g f32 [B, H, T]; gamma f32 [H]; a tensor like O and f32 [B, H, V / 64, T], their products
     with O summed over 64 columns; cu_seqlens s32; states before and after; checkpoints, reversed
-    with their products (`Checkpoints`): those that are wanted.
+    with their products (`Checkpoints`); tokens of a segment; of `local` states factors f32
+    [states, H]: those that are wanted.
     """
     args = list(args)
-    gates, gammas, other, products, starts, *states, kept, met = (
+    gates, gammas, other, products, starts, *states, kept, met, segment, fades = (
         args.pop(0) if wanted else None
-        for wanted in (g, gamma, dots, dots, packed, start, end, checkpoints, checkpoints & reverse)
+        for wanted in (g, gamma, dots, dots, packed, start, end, checkpoints, checkpoints & reverse,
+                       segmented, local and (g or gamma))
     )  # fmt: skip
     blocks = tc.cdiv(V.cols, CHUNK * slices)
-    tasks = tasks_of(tc.cdiv(Q.size(1), heads), Q.size(0), Q.rows, blocks, starts)
-    scan = ChunkScan(Q.dtype, tasks, heads=heads, slices=slices, stages=stages, depth=depth,
-                     reverse=reverse, gated=g or gamma, packed=packed,
-                     blocks_per_sm=blocks_per_sm, registers=registers, turns=turns,
-                     strict=strict)  # fmt: skip
-    q, k = (scan.pipe.input(st[Q.dtype, CHUNK, dim], count=heads) for _ in range(2))
+    tasks = tasks_of(tc.cdiv(Q.size(1), heads), Q.size(0), Q.rows, blocks, starts, segment)
+    core = LocalStates if local else ChunkScan
+    scan = core(Q.dtype, tasks, heads=heads, slices=slices, stages=stages, depth=depth,
+                reverse=reverse, gated=g or gamma, packed=packed, blocks_per_sm=blocks_per_sm,
+                registers=registers, turns=turns, strict=strict)  # fmt: skip
+    scan.fades = fades
+    q, k = (scan.pipe.input(st[Q.dtype, CHUNK, dim], count=heads) if wanted else None
+            for wanted in (not local, True))  # fmt: skip
     v = scan.pipe.input(st[Q.dtype, CHUNK, CHUNK], count=heads * slices)
     tensors, tiles = [Q, K, V], [q, k, v]
     if dots:

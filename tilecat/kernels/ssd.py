@@ -25,6 +25,7 @@ from .chunk_scan import (
     Recurrence,
     tasks_of,
 )
+from .segments import LocalStates
 
 T, TD = DTypeVar("T", bf16, f16), DTypeVar("TD", f32, bf16, f16)
 
@@ -57,8 +58,9 @@ class Ssd(Recurrence):
     def load(self, task: Any, at: At) -> None:
         """C and B of the group, x (and z) of the heads of a task."""
         for which, (tensor, tiles) in enumerate(zip(self.tensors, self.tiles, strict=True)):
-            if which > 1:
-                self.scan.load(tiles, tensor, task, at, columns=True)
+            if tiles is None or which > 1:
+                if tiles is not None:
+                    self.scan.load(tiles, tensor, task, at, columns=True)
                 continue
             group = task.head * self.scan.heads // (self.dt.size(1) // tensor.size(1))
             tc.load_async(tiles, tensor.at(task.batch, group, at.row, 0))
@@ -129,21 +131,27 @@ def ssd(
     X: gl[T, "B", "H", "T", "P"], dt: gl[TD, "B", "H", "T"], A: gl[f32, "H"],
     Bm: gl[T, "B", "G", "T", "N"], C: gl[T, "B", "G", "T", "N"], O: gl[T, "B", "H", "T", "P"],
     low: f32, high: f32, *args, dim=64, heads=1, slices=1, stages=3, depth=2, reverse=False,
-    softplus=False, limits=False, names=(), blocks_per_sm=1, registers=(None, None), turns=1,
+    softplus=False, limits=False, names=(), local=False, blocks_per_sm=1, registers=(None, None),
+    turns=1,
 ):  # fmt: skip
     """O, and states f32 [sequences, H, P, N] before and after. G divides H, and heads H / G.
 
     args: those of `names`: z [B, H, T, P], D f32 [H] or [H, P], bias f32 [H], sequences s32 [B, T],
-    starts s32 (cu_seqlens), before, after.
+    starts s32 (cu_seqlens), before, after, segment (tokens of one), fades f32 [states, H] (of
+    `local` states).
     """
     given = dict(zip(names, args, strict=True))
     blocks = tc.cdiv(X.cols, CHUNK * slices)
     starts = given.get("starts")
-    tasks = tasks_of(tc.cdiv(X.size(1), heads), X.size(0), X.rows, blocks, starts)
-    scan = ChunkScan(X.dtype, tasks, heads=heads, slices=slices, stages=stages, depth=depth,
-                     reverse=reverse, gated=True, packed=starts is not None,
-                     blocks_per_sm=blocks_per_sm, registers=registers, turns=turns)  # fmt: skip
-    c, b = (scan.pipe.input(st[X.dtype, CHUNK, dim]) for _ in range(2))
+    tasks = tasks_of(tc.cdiv(X.size(1), heads), X.size(0), X.rows, blocks, starts,
+                     given.get("segment"))  # fmt: skip
+    core = LocalStates if local else ChunkScan
+    scan = core(X.dtype, tasks, heads=heads, slices=slices, stages=stages, depth=depth,
+                reverse=reverse, gated=True, packed=starts is not None,
+                blocks_per_sm=blocks_per_sm, registers=registers, turns=turns)  # fmt: skip
+    scan.fades = given.get("fades")
+    c, b = (scan.pipe.input(st[X.dtype, CHUNK, dim]) if wanted else None
+            for wanted in (not local, True))  # fmt: skip
     x = scan.pipe.input(st[X.dtype, CHUNK, CHUNK], count=heads * slices)
     tensors, tiles = [C, Bm, X], [c, b, x]
     if "z" in given:
