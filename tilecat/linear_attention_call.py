@@ -234,7 +234,8 @@ class Call:
         tensors = tuple(turned(x) for x in (scan.q, scan.k, scan.v, scan.out))
         batch, length, heads, dim = view(scan.q).shape
         count = batch if self.starts is None else max(view(self.starts).shape[0] - 1, 1)
-        arrays = tuple(x for x in (*tensors, *rest) if not isinstance(x, int))
+        no_tiles = (*points[1:], *cuts)  # numbers one by one
+        arrays = tuple(x for x in (*tensors, *rest) if not any(x is y for y in no_tiles))
         params = plan(
             scan.q, arrays, check_features(self.name, "K", dim), view(scan.v).shape[3],
             (count * segments.count, heads), more=len(beside) // 2, eased=eased,
