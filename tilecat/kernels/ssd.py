@@ -113,14 +113,19 @@ class Ssd(Recurrence):
             tc.mma_wait()
         return (self.scan.mask(tc.mul(self.s, decays, out=self.p)),)
 
+    def begin(self, task: Any) -> None:
+        """D of the head, or of its columns."""
+        if self.skip is not None:
+            head, col = self.scan.place(task, self.scan.state.consumer)
+            wide = self.skip.rank == 2
+            place = self.skip.at(head, col) if wide else self.skip[head]
+            self.direct = tc.load(place, ROW if wide else f32)
+
     def result(self, task: Any, at: At, index: Any, y: Any) -> Any:
         """Plus D x, times silu(z)."""
-        head, col = self.scan.place(task, index)
         _, _, x, *gates = self.tiles
         if self.skip is not None:
-            place = self.skip.at(head, col) if self.skip.rank == 2 else self.skip[head]
-            skip = tc.load(place, ROW if self.skip.rank == 2 else f32)
-            tc.fma(tc.cast(tc.load(x[index].tile.T), f32), skip, y, out=y)
+            tc.fma(tc.cast(tc.load(x[index].tile.T), f32), self.direct, y, out=y)
         for z in gates:
             tc.mul(y, tc.silu(tc.cast(tc.load(z[index].tile.T), f32)), out=y)
         return y
