@@ -143,33 +143,32 @@ def test_rows_that_warps_share(cluster: int, ahead: int, width: int):
 
 @tc.kernel
 def shifted_rows(X: gl[bf16, "M", "D"], Y: gl[f32, "M", "D"], *, D, cluster=1, stages=2):
-    """Y = X - max(X), rows in shared memory, the last CTA's part shorter."""
+    """Y = X - max(X), rows in shared memory, the last part shorter, those behind it empty."""
     rows = tc.rows(X.rows, shared_by="cta", cluster=cluster, ahead=0, stages=stages)
-    each = -(-D // (1024 * cluster)) * 1024
+    pieces = -(-D // (256 * rows.parts))
+    each = 256 * pieces
     x = rows.input(sv[bf16, each], fill=float("-inf"))
-    rank, pieces = rows.part // 4, each // 256
 
     @rows.load
     def _(row):
-        with tc.when(rank < cluster - 1):
-            x.load(X.at(row, rank * each))
-        with tc.otherwise():
-            x.load(X.at(row, rank * each), D - (cluster - 1) * each)
+        place = X.at(row, rows.part * each)
+        with tc.when(rows.part < D // each):
+            x.load(place)
+        with tc.when(rows.part == D // each):
+            x.load(place, D % each)
+        with tc.when(rows.part > D // each):
+            x.load(place, 0)
 
     @rows.compute
     def _(row):
-        held = []
-        for first in range(0, pieces, 4):
-            number = tc.warp_id() + first
-            held.append(tc.load(x.vector.part(number, pieces), rv[bf16, 256, "plain", 8]))
+        held = [tc.load(x.vector.part(i, pieces), rv[bf16, 256, "plain", 8]) for i in range(pieces)]
         tops = [tc.reduce_vector("max", tc.cast(v, f32)) for v in held]
         top = tops[0]
         for other in tops[1:]:
             top = tc.maximum(top, other)
         top = rows.reduce("max", top)
-        for first, v in zip(range(0, pieces, 4), held, strict=True):
-            place = rank * pieces + tc.warp_id() + first
-            tc.store(Y[row, place], tc.cast(v, f32) - top)
+        for i, v in enumerate(held):
+            tc.store(Y[row, rows.part * pieces + i], tc.cast(v, f32) - top)
 
 
 @pytest.mark.parametrize(("cluster", "stages", "width"), [(1, 1, 512), (1, 3, 2000), (2, 2, 2040)])

@@ -18,7 +18,7 @@ LOG2E = math.log2(math.e)
 
 
 class Row:
-    """The pieces of a row: a CTA has `each` one after another, its warps take them in turn.
+    """The pieces of a row: each warp of the cluster has `count` of them, side by side.
 
     Args:
         rows: the template.
@@ -30,12 +30,10 @@ class Row:
     """
 
     def __init__(self, rows, X, V, warps, piece, staged):
-        self.X, self.rows, self.V, self.warps, self.piece = X, rows, V, warps, piece
+        self.X, self.rows, self.V, self.piece = X, rows, V, piece
         self.count = -(-V // (rows.parts * piece))  # pieces of a warp
-        self.each = self.count * warps
-        self.rank, self.warp = rows.part // warps, rows.part % warps
         self.kind = rv[X.dtype, piece, "plain", RUN]
-        room = sv[X.dtype, self.each * piece]
+        room = sv[X.dtype, self.count * piece]
         self.input = rows.input(room, fill=float("-inf")) if staged else None
 
     def load(self, row):
@@ -45,16 +43,20 @@ class Row:
                 tc.load(self.X[row, self.number(i)], self.kind, fill=float("-inf"))
                 for i in range(self.count)
             )
-        held, last = self.each * self.piece, self.rows.cluster - 1
-        with tc.when(self.rank < last):
-            self.input.load(self.X.at(row, self.rank * held))
-        with tc.otherwise():
-            self.input.load(self.X.at(row, self.rank * held), self.V - last * held)
+        held = self.count * self.piece
+        place, (whole, rest) = self.X.at(row, self.rows.part * held), divmod(self.V, held)
+        with tc.when(self.rows.part < whole):
+            self.input.load(place)
+        if whole < self.rows.parts:
+            with tc.when(self.rows.part == whole):
+                self.input.load(place, rest)
+            with tc.when(self.rows.part > whole):
+                self.input.load(place, 0)
         return None
 
     def number(self, i):
         """Number in the row of this warp's i-th piece."""
-        return self.rank * self.each + i * self.warps + self.warp
+        return self.rows.part * self.count + i
 
     def pieces(self, held):
         """This warp's pieces and their numbers in the row: from registers, or shared memory.
@@ -65,8 +67,7 @@ class Row:
             yield from ((self.number(i), x) for i, x in enumerate(held))
             return
         for i in tc.range(self.count):
-            part = self.input.vector.part(i * self.warps + self.warp, self.each)
-            yield self.number(i), tc.load(part, self.kind)
+            yield self.number(i), tc.load(self.input.vector.part(i, self.count), self.kind)
 
     def hot(self, x, label, place):
         """Conditions: an element of a piece is the label's."""
@@ -145,6 +146,8 @@ def cross_entropy(X: inout[T, "M", "V"], G: inout[T, "M", "V"], TARGET: gl[s32, 
         label, inside = tc.load(TARGET[row, 0], s32), True
         if W == 2:
             inside = tc.load(TARGET[row, 1], s32) == label >> 31
+        if gradient:  # asked for before the row is summed up
+            factor = tc.load(FACTOR[tc.minimum(row, FACTOR.size(0) - 1)], f32)
         skipped, inside = (label == ignored) & inside, (label >= 0) & (label < V) & inside
         if forward:
             lse, logit, *every = whole.sums(held, label, smooth)
@@ -159,8 +162,7 @@ def cross_entropy(X: inout[T, "M", "V"], G: inout[T, "M", "V"], TARGET: gl[s32, 
         else:
             lse = tc.load(LSE[row], f32)
         if gradient:
-            factor = tc.select(inside, tc.load(FACTOR[row % FACTOR.size(0)], f32), float("nan"))
-            factor = tc.select(skipped, 0.0, factor)
+            factor = tc.select(skipped, 0.0, tc.select(inside, factor, float("nan")))
             scale = factor * (1.0 + 2.0 * z_loss * lse) if z else factor
             hot = factor * (1.0 - smoothing) if smooth else factor
             flat = factor * smoothing * (1.0 / V) if smooth else None

@@ -7,8 +7,6 @@ from typing import Any
 from ..builder import add
 from ..errors import LayoutError
 from ..language.barriers import Barriers, barriers
-from ..language.control import when
-from ..language.cta import cta_sync
 from ..language.functions import full
 from ..language.memory import SharedTiles, shared, store
 from ..language.sections import warp_id
@@ -16,45 +14,58 @@ from ..language.transfers import load_bulk
 from ..language.values import SharedVec
 from ..language.views import GlobalTile
 from ..ops.memory import ViewShared
+from ..ops.sync import FenceAsync, WarpSync
 from ..tiles import RegVecType, SharedVecType
 
 FILLED = 256  # elements that a warp fills at a time: 8 a lane
 
 
 class RowInput:
-    """A CTA's part of a row in shared memory, in as many stages as the template loads ahead.
+    """A warp's part of a row in shared memory, in as many stages as the template loads ahead.
 
     Args:
         kind: the part.
         stages: how many lie there.
         fill: what elements are that no load writes; None where loads write all.
+        warps: of the CTA.
     """
 
-    def __init__(self, kind: SharedVecType, stages: int, fill: float | None):
+    def __init__(self, kind: SharedVecType, stages: int, fill: float | None, warps: int):
         self.kind = kind
         self.fill = fill
-        self.tiles: SharedTiles = shared(kind, stages)
-        self.full: Barriers = barriers(stages)
+        self.stages = stages
+        self.warps = warps
+        self.tiles: SharedTiles = shared(kind, stages * warps)
+        self.full: Barriers = barriers(stages * warps)
         self.stage: Any = 0
 
     @property
     def vector(self) -> SharedVec:
-        """The part of the current row, in load and compute."""
-        return self.tiles[self.stage]  # type: ignore[no-any-return]
+        """This warp's part of the current row, in load and compute."""
+        return self.tiles[self.place]  # type: ignore[no-any-return]
+
+    @property
+    def place(self) -> Any:
+        """Number of its tile and mbarrier."""
+        return warp_id() * self.stages + self.stage
 
     def load(self, place: GlobalTile, length: int | None = None) -> None:
-        """Loads the row's first `length` elements, all if None; in the load hole, once a row.
+        """Loads the part's first `length` elements, all if None; in the load hole, once a row.
 
         Args:
             place: in the tensor, all inside it, from an address that is a multiple of 16 bytes.
-            length: elements, a multiple of 16 bytes.
+            length: elements, a multiple of 16 bytes; 0 where the row has ended.
 
-        Scope: the load hole. PTX: `cp.async.bulk`.
+        Scope: the load hole, each warp. PTX: `cp.async.bulk`.
         """
+        full = self.full[self.place]
+        if length == 0:
+            full.arrive()
+            return
         part = SharedVecType(self.kind.dtype, self.kind.length if length is None else length)
         vector = SharedVec(add(ViewShared(self.vector.value, 0, 0, part)).result)
-        self.full[self.stage].expect(vector)
-        load_bulk(vector, place, self.full[self.stage], cache="evict_first")
+        full.expect(vector)
+        load_bulk(vector, place, full, cache="evict_first")
 
 
 class Staging:
@@ -68,8 +79,8 @@ class Staging:
         self.stages = stages
         self.inputs: list[RowInput] = []
 
-    def add(self, kind: Any, fill: float | None) -> RowInput:
-        """An input.
+    def add(self, kind: Any, fill: float | None, warps: int) -> RowInput:
+        """An input of as many warps.
 
         Raises:
             LayoutError: no shared vector, or one that cannot be filled.
@@ -80,23 +91,23 @@ class Staging:
                 f"got {kind!r}",
                 hint="rows.input(tc.sv[tc.bf16, 4096])",
             )
-        self.inputs.append(RowInput(kind, self.stages, fill))
+        self.inputs.append(RowInput(kind, self.stages, fill, warps))
         return self.inputs[-1]
 
-    def fill(self, warps: int) -> None:
-        """Fills what has a fill: all warps of the CTA, once."""
+    def fill(self) -> None:
+        """Fills what has a fill: each warp its parts, once, before loads write there."""
         for given in self.inputs:
             if given.fill is None:
                 continue
             kind = RegVecType(given.kind.dtype, FILLED, "plain", warps=1, run=8)
             value, parts = full(kind, given.fill), given.kind.length // FILLED
             for stage in range(self.stages):
-                for first in range(0, parts, warps):
-                    number = warp_id() + first
-                    with when(number < parts if first + warps > parts else True):
-                        store(given.tiles[stage].part(number, parts), value)
+                given.stage = stage
+                for number in range(parts):
+                    store(given.vector.part(number, parts), value)
         if any(given.fill is not None for given in self.inputs):
-            cta_sync()
+            add(FenceAsync())
+            add(WarpSync())
 
     def at(self, turn: Any) -> None:
         """Makes the stage of the turn-th row of this CTA the current one."""
@@ -104,6 +115,6 @@ class Staging:
             given.stage = turn % self.stages if self.stages > 1 else 0
 
     def wait(self, turn: Any) -> None:
-        """Waits until the turn-th row is there."""
+        """Waits until this warp's part of the turn-th row is there."""
         for given in self.inputs:
-            given.full[given.stage].wait(turn // self.stages & 1)
+            given.full[given.place].wait(turn // self.stages & 1)

@@ -8,6 +8,7 @@ from ..builder import Builder, add, current
 from ..errors import LayoutError, Loc, ScopeError
 from ..ir import Role as Threads
 from ..ir import Scope
+from ..language.barriers import Barriers, barriers
 from ..language.clusters import MAX_CLUSTER, cluster_id, cluster_rank, cluster_sync, num_clusters
 from ..language.clusters import cluster as ask_for_cluster
 from ..language.control import range_, when
@@ -19,6 +20,7 @@ from ..language.sections import cta_id, num_ctas, warp_id
 from ..language.values import Registers, RegVec
 from ..ops.control import RoleSection
 from ..ops.scalar import require_s32
+from ..ops.sync import WarpSync
 from ..tiles import SharedVecType
 from .controls import check_int
 from .holes import Hole, Holes
@@ -53,7 +55,7 @@ class Rows:
         cluster: CTAs that share a row; above 1, `tc.cluster` is asked for here.
         ahead: rows that are loaded before they are needed, 1 or 0: a row that takes most registers
             is loaded while other CTAs of the SM compute.
-        stages: rows that a CTA has in shared memory at once, of `rows.input`.
+        stages: rows that a warp has parts of in shared memory at once, of `rows.input`.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class Rows:
         self.ahead = ahead
         self.staging = Staging(stages)
         self.exchanges = 0  # of a row between CTAs
+        self.meeting: Barriers | None = None  # of a cluster's `gather`
         self.turn: Any = None  # rows of this CTA so far
         self.cluster = cluster
         self.shared = shared_by == "cta" or cluster > 1
@@ -119,13 +122,14 @@ class Rows:
         return self.holes.fill("rows_compute", hole)
 
     def input(self, kind: SharedVecType, *, fill: float | None = None) -> RowInput:
-        """This CTA's part of a shared row in shared memory: `load` brings it, compute reads it.
+        """This warp's part of a shared row in shared memory: `load` brings it, compute reads it.
 
         In the load hole `x.load(X.at(row, n))`, in compute `tc.load(x.vector.part(i, n), kind)`.
-        The load hole runs in one warp then, `stages` rows ahead, and returns nothing.
+        The load hole runs `stages` rows ahead then, and returns nothing. No warp waits for the
+        load of another.
 
         Args:
-            kind: `sv[dtype, length]`.
+            kind: `sv[dtype, length]`, of each warp.
             fill: what elements are that loads do not reach; None where they write all.
 
         Raises:
@@ -134,7 +138,7 @@ class Rows:
         if not self.shared:
             raise ScopeError("rows.input: rows are shared by a CTA or a cluster, got rows of warps",
                              hint='tc.rows(..., shared_by="cta")')  # fmt: skip
-        return self.staging.add(kind, fill)
+        return self.staging.add(kind, fill, self.warps)
 
     def finish(self, hole: Hole) -> Hole:
         """Decorator of the finish hole.
@@ -180,11 +184,18 @@ class Rows:
         Returns:
             Plain vectors of `rows.parts` values, rounded up to a multiple of 32.
 
-        Scope: all warps that share rows, once a row. PTX: `st.shared` (`::cluster`), `bar.sync` or
-        `barrier.cluster`, `ld.shared.v4`.
+        Scope: all warps that share rows, once a row. PTX: `st.shared` and `bar.sync`, or of a
+        cluster `st.async` and an mbarrier; `ld.shared.v4`.
         """
         assert self.turn is not None, "made before the first row"
-        return gather_parts(values, self.part, self.parts, self.cluster, self.turn & 1)
+        return gather_parts(values, self.part, self.parts, self.cluster, self.turn, self._met())
+
+    def _met(self) -> Barriers | None:
+        """Two mbarriers of a cluster's meetings, made at the first, before the kernel's rows."""
+        if self.cluster > 1 and self.meeting is None:
+            with self.builder.within(self.builder.kernel.body, Scope.CTA):
+                self.meeting = barriers(2, self.parts + 1)
+        return self.meeting
 
     def combine(self, vector: RegVec) -> None:
         """Adds the vectors of all warps of the CTA, in the order of their numbers, in place.
@@ -209,9 +220,9 @@ class Rows:
             body = builder.child()
             name = "shared rows" if self.shared else "rows"
             kernel.roles.append(Threads(0, kernel.threads - 1, name))
-            add(RoleSection("rows", 0, kernel.threads - 1, None, False, body, rest=True))
             with builder.within(body, Scope.WARP):
                 self._rows()
+            add(RoleSection("rows", 0, kernel.threads - 1, None, False, body, rest=True))
 
     def _rows(self) -> None:
         first, stride = self._span()
@@ -246,21 +257,21 @@ class Rows:
             self.turn += 1
 
     def _staged(self, first: Any, stride: Any, started: tuple[Registers, ...]) -> None:
-        """Rows in shared memory: a warp loads ahead, all wait, compute and give the stage back."""
+        """Rows in shared memory: each warp loads its part ahead, waits, computes, loads again."""
         staging = self.staging
-        staging.fill(self.warps)
+        staging.fill()
         for turn in range(staging.stages):
             staging.at(turn)
             early = first + turn * stride
-            with when((warp_id() == 0) & (early < self.count)):
+            with when(early < self.count):
                 self.holes.call("rows_load", early)
         for row in range_(first, self.count, stride):
             staging.at(self.turn)
             staging.wait(self.turn)
             self._compute(row, *started)
-            cta_sync()
+            add(WarpSync())
             after = row + staging.stages * stride
-            with when((warp_id() == 0) & (after < self.count)):
+            with when(after < self.count):
                 self.holes.call("rows_load", after)
             self.turn += 1
 
