@@ -59,8 +59,8 @@ class Columns:
 def rotary(C: gl[TC, "P", "R"], S: gl[TC, "P", "R"], Q: inout[T, "B", "N", "H", "D"],
            QO: inout[T, "B", "N", "H", "D"], K: inout[T, "B", "N", "Hk", "D"],
            KO: inout[T, "B", "N", "Hk", "D"], length: s32, offset: s32, *args, R, D, cols=64,
-           heads=4, interleaved=False, conjugate=False, packed=False, offsets=False, warps=4,
-           blocks=3):  # fmt: skip
+           heads=4, interleaved=False, conjugate=False, packed=False, offsets=False,
+           heads_first=False, warps=4, blocks=3):  # fmt: skip
     """QO = Q (C + iS), KO = K (C + iS) in the first 2 R columns; C - iS if `conjugate`.
 
     Args:
@@ -71,6 +71,8 @@ def rotary(C: gl[TC, "P", "R"], S: gl[TC, "P", "R"], Q: inout[T, "B", "N", "H", 
             offsets s32 [sequences]: added to offset.
         R, D, cols, interleaved: see `Columns`; D columns in all.
         heads: that a warp takes with one load of cosines.
+        heads_first: heads lie apart and the tokens of a head together: tasks that follow one
+            another are tokens of the same heads.
         warps, blocks: of a CTA, CTAs that share an SM.
     """
     starts, moved = args[0] if packed else None, args[-1] if offsets else None
@@ -82,6 +84,12 @@ def rotary(C: gl[TC, "P", "R"], S: gl[TC, "P", "R"], Q: inout[T, "B", "N", "H", 
                    ahead=0)  # fmt: skip
 
     def place(row):
+        if heads_first:
+            each = tokens * columns.count
+            token, plane = row % each, row // each
+            group, sequence = plane % every, plane // every
+            token, chunk = (token // columns.count, token % columns.count) if R > cols else (token, 0)
+            return group, chunk, token * TOKENS, sequence
         group, token = row % every, row // every
         chunk, block = (token % columns.count, token // columns.count) if R > cols else (0, token)
         return group, chunk, block % tokens * TOKENS, block // tokens
