@@ -29,12 +29,12 @@ class Row:
         staged: whether rows lie in shared memory.
     """
 
-    def __init__(self, rows, X, V, warps, piece, staged):
+    def __init__(self, rows, X, V, piece, staged, chunks):
         self.X, self.rows, self.V, self.piece = X, rows, V, piece
-        self.count = -(-V // (rows.parts * piece))  # pieces of a warp
+        self.chunks, self.count = chunks, -(-V // (rows.parts * chunks * piece))  # pieces of each
         self.kind = rv[X.dtype, piece, "plain", RUN]
         room = sv[X.dtype, self.count * piece]
-        self.input = rows.input(room, fill=float("-inf")) if staged else None
+        self.input = rows.input(room, fill=float("-inf"), chunks=chunks) if staged else None
 
     def load(self, row):
         """In the load hole: registers, or nothing where bulk copies bring the row."""
@@ -44,21 +44,22 @@ class Row:
                 for i in range(self.count)
             )
         held = self.count * self.piece
-        place, (whole, rest) = self.X.at(row, self.rows.part * held), divmod(self.V, held)
-        with tc.when(self.rows.part < whole):
+        chunk = self.rows.part * self.chunks + self.input.chunk
+        place, (whole, rest) = self.X.at(row, chunk * held), divmod(self.V, held)
+        with tc.when(chunk < whole):
             self.input.load(place)
-        if whole < self.rows.parts:
-            with tc.when(self.rows.part == whole):
+        if whole < self.rows.parts * self.chunks:
+            with tc.when(chunk == whole):
                 self.input.load(place, rest)
-            with tc.when(self.rows.part > whole):
+            with tc.when(chunk > whole):
                 self.input.load(place, 0)
         return None
 
     def number(self, i):
         """Number in the row of this warp's i-th piece."""
-        return self.rows.part * self.count + i
+        return self.rows.part * self.chunks * self.count + i
 
-    def pieces(self, held):
+    def pieces(self, held, wait=False, release=False):
         """This warp's pieces and their numbers in the row: from registers, or shared memory.
 
         What lies beyond the row is -inf.
@@ -66,8 +67,14 @@ class Row:
         if held:
             yield from ((self.number(i), x) for i, x in enumerate(held))
             return
-        for i in tc.range(self.count):
-            yield self.number(i), tc.load(self.input.vector.part(i, self.count), self.kind)
+        for self.input.chunk in tc.range(self.chunks) if self.chunks > 1 else (0,):
+            if wait and self.chunks > 1:
+                self.input.wait()
+            for i in tc.range(self.count):
+                place = self.number(self.input.chunk * self.count + i)
+                yield place, tc.load(self.input.vector.part(i, self.count), self.kind)
+            if release and self.chunks > 1:
+                self.rows.release()
 
     def hot(self, x, label, place):
         """Conditions: an element of a piece is the label's."""
@@ -85,7 +92,7 @@ class Row:
         Each warp sums powers of its own largest logit; those of all warps meet once.
         """
         largest = tc.full(self.kind, float("-inf"))
-        for _, x in self.pieces(held):
+        for _, x in self.pieces(held, wait=True):
             tc.maximum(largest, x, out=largest)
         top = tc.reduce_vector("max", tc.cast(largest, f32))
         base = tc.select(top == -math.inf, 0.0, top)
@@ -109,7 +116,7 @@ class Row:
 
     def store_gradient(self, G, row, held, label, lse, scale, hot, flat):
         """`G = softmax scale - flat`, less `hot` at the label."""
-        for place, x in self.pieces(held):
+        for place, x in self.pieces(held, release=True):
             g = self.power(tc.cast(x, f32), lse) * scale
             g = g if flat is None else g - flat
             with tc.when(label // self.piece == place):
@@ -122,7 +129,7 @@ def cross_entropy(X: inout[T, "M", "V"], G: inout[T, "M", "V"], TARGET: gl[s32, 
                   LOSS: gl[f32, "M"], LSE: inout[f32, "M"], FACTOR: gl[f32, "F"], ignored: s32,
                   smoothing: f32, z_loss: f32, *, V, W, forward=True, gradient=True, smooth=False,
                   z=False, warps=8, cluster=4, blocks=3, piece=PIECE, staged=True,
-                  stages=1):  # fmt: skip
+                  stages=1, chunks=1):  # fmt: skip
     """LOSS = LSE - (1 - smoothing) X[label] - smoothing mean(X) + z_loss LSE^2; G = FACTOR dX.
 
     Args:
@@ -135,10 +142,11 @@ def cross_entropy(X: inout[T, "M", "V"], G: inout[T, "M", "V"], TARGET: gl[s32, 
         V: logits of a row. forward, gradient: what is made.
         warps, cluster, blocks, stages: of `tc.rows`; rows in shared memory if `staged`.
         piece: logits that a warp computes with at a time.
+        chunks: that a warp's part of a row in shared memory is loaded in.
     """
     rows = tc.rows(X.rows, warps=warps, shared_by="cta", cluster=cluster, blocks_per_sm=blocks,
                    ahead=0, stages=stages)  # fmt: skip
-    whole = Row(rows, X, V, warps, piece, staged)
+    whole = Row(rows, X, V, piece, staged, chunks)
     rows.load(lambda row: whole.load(row))
 
     @rows.compute

@@ -36,6 +36,16 @@ class Columns:
         """Registers of a tile of cosines."""
         return rt[dtype, TOKENS, self.cols, "row", self.run // (1 + self.interleaved)]
 
+    def place(self, row, tokens, groups, heads_first):
+        """Group of heads, tile of columns, first token and sequence of a task."""
+        blocks = tokens * self.count
+        if heads_first:
+            block, group, sequence = row % blocks, row // blocks % groups, row // blocks // groups
+        else:
+            block, group, sequence = row // groups % blocks, row % groups, row // groups // blocks
+        token, chunk = (block // self.count, block % self.count) if self.count > 1 else (block, 0)
+        return group, chunk, token * TOKENS, sequence
+
     def turn(self, x, y, angle, row, chunk):
         """A tile (of each half) of a head: y = x angle; both may lie in one place."""
         kind, first = rt[x.dtype, TOKENS, self.wide, "row", self.run], self.wide * chunk
@@ -83,27 +93,16 @@ def rotary(C: gl[TC, "P", "R"], S: gl[TC, "P", "R"], Q: inout[T, "B", "N", "H", 
     rows = tc.rows(sequences * tokens * columns.count * every, warps=warps, blocks_per_sm=blocks,
                    ahead=0)  # fmt: skip
 
-    def place(row):
-        if heads_first:
-            each = tokens * columns.count
-            token, plane = row % each, row // each
-            group, sequence = plane % every, plane // every
-            token, chunk = (token // columns.count, token % columns.count) if R > cols else (token, 0)
-            return group, chunk, token * TOKENS, sequence
-        group, token = row % every, row // every
-        chunk, block = (token % columns.count, token // columns.count) if R > cols else (0, token)
-        return group, chunk, block % tokens * TOKENS, block // tokens
-
     @rows.load
     def _(row):
-        _, chunk, token, sequence = place(row)
+        _, chunk, token, sequence = columns.place(row, tokens, every, heads_first)
         first = offset + token + (tc.load(moved[sequence], s32) if offsets else 0)
         return tuple(tc.load(x.at(first, chunk * cols), columns.angles(C.dtype), fill=float("nan"))
                      for x in (C, S))  # fmt: skip
 
     @rows.compute
     def _(row, c, s):
-        group, chunk, token, sequence = place(row)
+        group, chunk, token, sequence = columns.place(row, tokens, every, heads_first)
         angle = tc.complex_tile(tc.cast(c, f32), tc.cast(s, f32))
         angle = angle.conj() if conjugate else angle
         first = tc.load(starts[sequence], s32) if packed else None

@@ -24,33 +24,46 @@ class RowInput:
     """A warp's part of a row in shared memory, in as many stages as the template loads ahead.
 
     Args:
-        kind: the part.
-        stages: how many lie there.
+        kind: a chunk of the part.
+        stages: parts that lie there.
         fill: what elements are that no load writes; None where loads write all.
         warps: of the CTA.
+        chunks: of a part.
+
+    Attributes:
+        chunk: number of the current chunk.
     """
 
-    def __init__(self, kind: SharedVecType, stages: int, fill: float | None, warps: int):
+    def __init__(
+        self, kind: SharedVecType, stages: int, fill: float | None, warps: int, chunks: int
+    ):
         self.kind = kind
         self.fill = fill
         self.stages = stages
-        self.warps = warps
-        self.tiles: SharedTiles = shared(kind, stages * warps)
-        self.full: Barriers = barriers(stages * warps)
+        self.chunks = chunks
+        self.tiles: SharedTiles = shared(kind, stages * warps * chunks)
+        self.full: Barriers = barriers(stages * warps * chunks)
         self.stage: Any = 0
+        self.chunk: Any = 0
+        self.turn: Any = 0
 
     @property
     def vector(self) -> SharedVec:
-        """This warp's part of the current row, in load and compute."""
+        """The current chunk of this warp's part of the current row, in load and compute."""
         return self.tiles[self.place]  # type: ignore[no-any-return]
 
     @property
     def place(self) -> Any:
         """Number of its tile and mbarrier."""
-        return warp_id() * self.stages + self.stage
+        part = warp_id() * self.stages + self.stage
+        return part if self.chunks == 1 else part * self.chunks + self.chunk
+
+    def wait(self) -> None:
+        """Waits until the current chunk is there; of parts in one chunk the template does."""
+        self.full[self.place].wait(self.turn // self.stages & 1)
 
     def load(self, place: GlobalTile, length: int | None = None) -> None:
-        """Loads the part's first `length` elements, all if None; in the load hole, once a row.
+        """Loads the chunk's first `length` elements, all if None; in the load hole, once a row.
 
         Args:
             place: in the tensor, all inside it, from an address that is a multiple of 16 bytes.
@@ -79,7 +92,7 @@ class Staging:
         self.stages = stages
         self.inputs: list[RowInput] = []
 
-    def add(self, kind: Any, fill: float | None, warps: int) -> RowInput:
+    def add(self, kind: Any, fill: float | None, warps: int, chunks: int) -> RowInput:
         """An input of as many warps.
 
         Raises:
@@ -91,7 +104,7 @@ class Staging:
                 f"got {kind!r}",
                 hint="rows.input(tc.sv[tc.bf16, 4096])",
             )
-        self.inputs.append(RowInput(kind, self.stages, fill, warps))
+        self.inputs.append(RowInput(kind, self.stages, fill, warps, chunks))
         return self.inputs[-1]
 
     def fill(self) -> None:
@@ -103,8 +116,9 @@ class Staging:
             value, parts = full(kind, given.fill), given.kind.length // FILLED
             for stage in range(self.stages):
                 given.stage = stage
-                for number in range(parts):
-                    store(given.vector.part(number, parts), value)
+                for given.chunk in range(given.chunks):
+                    for number in range(parts):
+                        store(given.vector.part(number, parts), value)
         if any(given.fill is not None for given in self.inputs):
             add(FenceAsync())
             add(WarpSync())
@@ -112,9 +126,11 @@ class Staging:
     def at(self, turn: Any) -> None:
         """Makes the stage of the turn-th row of this CTA the current one."""
         for given in self.inputs:
+            given.turn = turn
             given.stage = turn % self.stages if self.stages > 1 else 0
 
-    def wait(self, turn: Any) -> None:
-        """Waits until this warp's part of the turn-th row is there."""
+    def wait(self) -> None:
+        """Waits until this warp's part of the current row is there, where it has one chunk."""
         for given in self.inputs:
-            given.full[given.place].wait(turn // self.stages & 1)
+            if given.chunks == 1:
+                given.wait()

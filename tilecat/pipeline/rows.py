@@ -12,7 +12,7 @@ from ..language.barriers import Barriers, barriers
 from ..language.clusters import MAX_CLUSTER, cluster_id, cluster_rank, cluster_sync, num_clusters
 from ..language.clusters import cluster as ask_for_cluster
 from ..language.control import range_, when
-from ..language.cta import cluster_reduce, combine_warps, cta_reduce, cta_sync, gather_parts
+from ..language.cta import cluster_reduce, combine_warps, cta_reduce, gather_parts
 from ..language.functions import copy
 from ..language.reductions import reduce_vector
 from ..language.scalars import Scalar, named, operand_of, var
@@ -91,6 +91,8 @@ class Rows:
         self.exchanges = 0  # of a row between CTAs
         self.meeting: Barriers | None = None  # of a cluster's `gather`
         self.turn: Any = None  # rows of this CTA so far
+        self.after: Any = None  # the row that is loaded when a part of this one is free
+        self.released = False  # whether compute says when
         self.cluster = cluster
         self.shared = shared_by == "cta" or cluster > 1
         self.parts = warps * cluster if self.shared else 1
@@ -121,7 +123,9 @@ class Rows:
         """
         return self.holes.fill("rows_compute", hole)
 
-    def input(self, kind: SharedVecType, *, fill: float | None = None) -> RowInput:
+    def input(
+        self, kind: SharedVecType, *, fill: float | None = None, chunks: int = 1
+    ) -> RowInput:
         """This warp's part of a shared row in shared memory: `load` brings it, compute reads it.
 
         In the load hole `x.load(X.at(row, n))`, in compute `tc.load(x.vector.part(i, n), kind)`.
@@ -138,7 +142,7 @@ class Rows:
         if not self.shared:
             raise ScopeError("rows.input: rows are shared by a CTA or a cluster, got rows of warps",
                              hint='tc.rows(..., shared_by="cta")')  # fmt: skip
-        return self.staging.add(kind, fill, self.warps)
+        return self.staging.add(kind, fill, self.warps, chunks)
 
     def finish(self, hole: Hole) -> Hole:
         """Decorator of the finish hole.
@@ -262,18 +266,35 @@ class Rows:
         staging.fill()
         for turn in range(staging.stages):
             staging.at(turn)
-            early = first + turn * stride
-            with when(early < self.count):
-                self.holes.call("rows_load", early)
+            self._load_part(first + turn * stride)
         for row in range_(first, self.count, stride):
             staging.at(self.turn)
-            staging.wait(self.turn)
+            staging.wait()
+            self.after, self.released = row + staging.stages * stride, False
             self._compute(row, *started)
-            add(WarpSync())
-            after = row + staging.stages * stride
-            with when(after < self.count):
-                self.holes.call("rows_load", after)
+            if not self.released:
+                add(WarpSync())
+                self._load_part(self.after)
             self.turn += 1
+
+    def _load_part(self, row: Any) -> None:
+        with when(row < self.count):
+            if all(given.chunks == 1 for given in self.staging.inputs):
+                self.holes.call("rows_load", row)
+                return
+            (given,) = self.staging.inputs
+            for given.chunk in range_(given.chunks):
+                self.holes.call("rows_load", row)
+
+    def release(self) -> None:
+        """This warp has read the current chunk for the last time: that of a row to come is loaded.
+
+        Scope: compute, for each chunk of the row.
+        """
+        self.released = True
+        add(WarpSync())
+        with when(self.after < self.count):
+            self.holes.call("rows_load", self.after)
 
     def _span(self) -> tuple[Any, Any]:
         """The first row of this warp, and how far it is to the next."""
