@@ -142,46 +142,54 @@ def test_rows_that_warps_share(cluster: int, ahead: int, width: int):
 
 
 @tc.kernel
-def shifted_rows(X: gl[bf16, "M", "D"], Y: gl[f32, "M", "D"], *, D, cluster=1, stages=2):
-    """Y = X - max(X), rows in shared memory, the last part shorter, those behind it empty."""
+def shifted_rows(X: gl[bf16, "M", "D"], Y: gl[f32, "M", "D"], *, D, cluster=1, stages=2, chunks=1):
+    """Y = X - max(X), rows in shared memory, the last chunk shorter, those behind it empty."""
     rows = tc.rows(X.rows, shared_by="cta", cluster=cluster, ahead=0, stages=stages)
-    pieces = -(-D // (256 * rows.parts))
+    pieces = -(-D // (256 * rows.parts * chunks))
     each = 256 * pieces
-    x = rows.input(sv[bf16, each], fill=float("-inf"))
+    x = rows.input(sv[bf16, each], fill=float("-inf"), chunks=chunks)
 
     @rows.load
     def _(row):
-        place = X.at(row, rows.part * each)
-        with tc.when(rows.part < D // each):
+        number = rows.part * chunks + x.chunk
+        place = X.at(row, number * each)
+        with tc.when(number < D // each):
             x.load(place)
-        with tc.when(rows.part == D // each):
+        with tc.when(number == D // each):
             x.load(place, D % each)
-        with tc.when(rows.part > D // each):
+        with tc.when(number > D // each):
             x.load(place, 0)
 
     @rows.compute
     def _(row):
-        held = [tc.load(x.vector.part(i, pieces), rv[bf16, 256, "plain", 8]) for i in range(pieces)]
-        tops = [tc.reduce_vector("max", tc.cast(v, f32)) for v in held]
-        top = tops[0]
-        for other in tops[1:]:
-            top = tc.maximum(top, other)
+        top = tc.full(rv[f32, 256, "plain", 8], float("-inf"))
+        for _ in x.parts():
+            for i in range(pieces):
+                tc.maximum(top, tc.cast(piece(i), f32), out=top)
         top = rows.reduce("max", top)
-        for i, v in enumerate(held):
-            tc.store(Y[row, rows.part * pieces + i], tc.cast(v, f32) - top)
+        for chunk in x.parts(last=chunks > 1):
+            for i in range(pieces):
+                place = (rows.part * chunks + chunk) * pieces + i
+                tc.store(Y[row, place], tc.cast(piece(i), f32) - top)
+
+    def piece(i):
+        return tc.load(x.vector.part(i, pieces), rv[bf16, 256, "plain", 8])
 
 
-@pytest.mark.parametrize(("cluster", "stages", "width"), [(1, 1, 512), (1, 3, 2000), (2, 2, 2040)])
-def test_rows_in_shared_memory(cluster: int, stages: int, width: int):
+@pytest.mark.parametrize(("cluster", "stages", "width", "chunks"),
+                         [(1, 1, 512, 1), (1, 3, 2000, 1), (2, 2, 2040, 1), (1, 1, 3000, 2),
+                          (2, 2, 4000, 3)])  # fmt: skip
+def test_rows_in_shared_memory(cluster: int, stages: int, width: int, chunks: int):
     x = np.random.default_rng(0).standard_normal((9, width)).astype(BF16)
     exact = x.astype(np.float32) - x.astype(np.float32).max(1, keepdims=True)
 
     def check(args: list[Any]) -> None:
         np.testing.assert_array_equal(args[1], exact)
 
+    params = {"D": width, "cluster": cluster, "stages": stages, "chunks": chunks}
     check_schedules(shifted_rows, lambda: [x, np.full(x.shape, np.nan, np.float32)], check,
-                    grid=2 * cluster, D=width, cluster=cluster, stages=stages)  # fmt: skip
-    accesses = shared_accesses(shifted_rows.compile(D=width, cluster=cluster).kernel)
+                    grid=2 * cluster, **params)  # fmt: skip
+    accesses = shared_accesses(shifted_rows.compile(**params).kernel)
     assert all(access.ways == 1 for access in accesses), accesses
 
 

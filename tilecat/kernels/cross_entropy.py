@@ -59,22 +59,18 @@ class Row:
         """Number in the row of this warp's i-th piece."""
         return self.rows.part * self.chunks * self.count + i
 
-    def pieces(self, held, wait=False, release=False):
+    def pieces(self, held, last=False):
         """This warp's pieces and their numbers in the row: from registers, or shared memory.
 
-        What lies beyond the row is -inf.
+        What lies beyond the row is -inf. last: the row is not read again.
         """
         if held:
             yield from ((self.number(i), x) for i, x in enumerate(held))
             return
-        for self.input.chunk in tc.range(self.chunks) if self.chunks > 1 else (0,):
-            if wait and self.chunks > 1:
-                self.input.wait()
+        for chunk in self.input.parts(last=last):
             for i in tc.range(self.count):
-                place = self.number(self.input.chunk * self.count + i)
-                yield place, tc.load(self.input.vector.part(i, self.count), self.kind)
-            if release and self.chunks > 1:
-                self.rows.release()
+                part = self.input.vector.part(i, self.count)
+                yield self.number(chunk * self.count + i), tc.load(part, self.kind)
 
     def hot(self, x, label, place):
         """Conditions: an element of a piece is the label's."""
@@ -92,7 +88,7 @@ class Row:
         Each warp sums powers of its own largest logit; those of all warps meet once.
         """
         largest = tc.full(self.kind, float("-inf"))
-        for _, x in self.pieces(held, wait=True):
+        for _, x in self.pieces(held):
             tc.maximum(largest, x, out=largest)
         top = tc.reduce_vector("max", tc.cast(largest, f32))
         base = tc.select(top == -math.inf, 0.0, top)
@@ -116,7 +112,7 @@ class Row:
 
     def store_gradient(self, G, row, held, label, lse, scale, hot, flat):
         """`G = softmax scale - flat`, less `hot` at the label."""
-        for place, x in self.pieces(held, release=True):
+        for place, x in self.pieces(held, last=True):
             g = self.power(tc.cast(x, f32), lse) * scale
             g = g if flat is None else g - flat
             with tc.when(label // self.piece == place):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..builder import add
 from ..errors import LayoutError
 from ..language.barriers import Barriers, barriers
+from ..language.control import range_
 from ..language.functions import full
 from ..language.memory import SharedTiles, shared, store
 from ..language.sections import warp_id
@@ -28,15 +30,17 @@ class RowInput:
         stages: parts that lie there.
         fill: what elements are that no load writes; None where loads write all.
         warps: of the CTA.
-        chunks: of a part.
+        chunks: of a part, which are waited for and given back one by one.
+        free: gives back the current chunk.
 
     Attributes:
-        chunk: number of the current chunk.
+        chunk: number of the current chunk, for the load hole.
     """
 
     def __init__(
-        self, kind: SharedVecType, stages: int, fill: float | None, warps: int, chunks: int
-    ):
+        self, kind: SharedVecType, stages: int, fill: float | None, warps: int, chunks: int,
+        free: Callable[[], None],
+    ):  # fmt: skip
         self.kind = kind
         self.fill = fill
         self.stages = stages
@@ -46,6 +50,8 @@ class RowInput:
         self.stage: Any = 0
         self.chunk: Any = 0
         self.turn: Any = 0
+        self.free = free
+        self.waited = self.freed = False  # in compute
 
     @property
     def vector(self) -> SharedVec:
@@ -59,8 +65,34 @@ class RowInput:
         return part if self.chunks == 1 else part * self.chunks + self.chunk
 
     def wait(self) -> None:
-        """Waits until the current chunk is there; of parts in one chunk the template does."""
+        """Waits until the current chunk is there."""
         self.full[self.place].wait(self.turn // self.stages & 1)
+
+    def parts(self, *, last: bool = False) -> Iterator[Any]:
+        """The numbers of a part's chunks, in a run-time loop: `vector` is the current one.
+
+        The first loop over a row waits for each chunk.
+
+        Args:
+            last: a chunk is not read behind the body: that of a row to come is loaded there.
+
+        Scope: compute; `for chunk in x.parts():`.
+        """
+        self.freed |= last
+        for chunk in self.numbers():
+            if self.chunks > 1 and not self.waited:
+                self.wait()
+            yield chunk
+            if last:
+                self.free()
+        self.waited = True
+
+    def numbers(self) -> Iterator[Any]:
+        """Each chunk in turn, as the current one."""
+        for chunk in (0,) if self.chunks == 1 else range_(self.chunks):
+            self.chunk = chunk
+            yield chunk
+        self.chunk = 0
 
     def load(self, place: GlobalTile, length: int | None = None) -> None:
         """Loads the chunk's first `length` elements, all if None; in the load hole, once a row.
@@ -92,8 +124,8 @@ class Staging:
         self.stages = stages
         self.inputs: list[RowInput] = []
 
-    def add(self, kind: Any, fill: float | None, warps: int, chunks: int) -> RowInput:
-        """An input of as many warps.
+    def add(self, kind: Any, fill: float | None, *more: Any) -> RowInput:
+        """An input; see `RowInput`.
 
         Raises:
             LayoutError: no shared vector, or one that cannot be filled.
@@ -104,8 +136,12 @@ class Staging:
                 f"got {kind!r}",
                 hint="rows.input(tc.sv[tc.bf16, 4096])",
             )
-        self.inputs.append(RowInput(kind, self.stages, fill, warps, chunks))
+        self.inputs.append(RowInput(kind, self.stages, fill, *more))
         return self.inputs[-1]
+
+    def chunked(self, chunks: int) -> bool:
+        """Whether one more input of as many chunks would not be the only one that has several."""
+        return bool(self.inputs) and max(chunks, *(given.chunks for given in self.inputs)) > 1
 
     def fill(self) -> None:
         """Fills what has a fill: each warp its parts, once, before loads write there."""
@@ -116,7 +152,7 @@ class Staging:
             value, parts = full(kind, given.fill), given.kind.length // FILLED
             for stage in range(self.stages):
                 given.stage = stage
-                for given.chunk in range(given.chunks):
+                for _ in given.numbers():
                     for number in range(parts):
                         store(given.vector.part(number, parts), value)
         if any(given.fill is not None for given in self.inputs):
@@ -126,7 +162,7 @@ class Staging:
     def at(self, turn: Any) -> None:
         """Makes the stage of the turn-th row of this CTA the current one."""
         for given in self.inputs:
-            given.turn = turn
+            given.turn, given.waited, given.freed = turn, False, False
             given.stage = turn % self.stages if self.stages > 1 else 0
 
     def wait(self) -> None:

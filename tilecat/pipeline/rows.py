@@ -92,7 +92,6 @@ class Rows:
         self.meeting: Barriers | None = None  # of a cluster's `gather`
         self.turn: Any = None  # rows of this CTA so far
         self.after: Any = None  # the row that is loaded when a part of this one is free
-        self.released = False  # whether compute says when
         self.cluster = cluster
         self.shared = shared_by == "cta" or cluster > 1
         self.parts = warps * cluster if self.shared else 1
@@ -135,14 +134,22 @@ class Rows:
         Args:
             kind: `sv[dtype, length]`, of each warp.
             fill: what elements are that loads do not reach; None where they write all.
+            chunks: of a part, each `kind`, that are waited for and given back by themselves: the
+                load hole brings `x.chunk`, compute has them from `x.parts`.
 
         Raises:
-            ScopeError: rows that are not shared.
+            LayoutError: chunks, and other inputs. ScopeError: rows that are not shared.
         """
+        check_int("rows.input: chunks", chunks, 1, 64, self.builder.loc())
+        if self.staging.chunked(chunks):
+            raise LayoutError(
+                f"rows.input: rows in chunks have one input, got {len(self.staging.inputs) + 1}",
+                hint="chunks=1",
+            )
         if not self.shared:
             raise ScopeError("rows.input: rows are shared by a CTA or a cluster, got rows of warps",
                              hint='tc.rows(..., shared_by="cta")')  # fmt: skip
-        return self.staging.add(kind, fill, self.warps, chunks)
+        return self.staging.add(kind, fill, self.warps, chunks, self._free)
 
     def finish(self, hole: Hole) -> Hole:
         """Decorator of the finish hole.
@@ -270,28 +277,22 @@ class Rows:
         for row in range_(first, self.count, stride):
             staging.at(self.turn)
             staging.wait()
-            self.after, self.released = row + staging.stages * stride, False
+            self.after = row + staging.stages * stride
             self._compute(row, *started)
-            if not self.released:
+            if not any(given.freed for given in staging.inputs):
                 add(WarpSync())
                 self._load_part(self.after)
             self.turn += 1
 
     def _load_part(self, row: Any) -> None:
+        """This warp's part of a row, chunk by chunk."""
+        given = self.staging.inputs[0]
         with when(row < self.count):
-            if all(given.chunks == 1 for given in self.staging.inputs):
-                self.holes.call("rows_load", row)
-                return
-            (given,) = self.staging.inputs
-            for given.chunk in range_(given.chunks):
+            for _ in given.numbers():
                 self.holes.call("rows_load", row)
 
-    def release(self) -> None:
-        """This warp has read the current chunk for the last time: that of a row to come is loaded.
-
-        Scope: compute, for each chunk of the row.
-        """
-        self.released = True
+    def _free(self) -> None:
+        """This warp has read the current chunk: that of the row to come takes its place."""
         add(WarpSync())
         with when(self.after < self.count):
             self.holes.call("rows_load", self.after)
