@@ -104,11 +104,15 @@ class Streams:
         self.y.claim()
         tiles = [self.y[self.pipe.consumer * self.outputs + i] for i in range(self.outputs)]
         places = [tc.view_as(tile, value.dtype) for tile, value in zip(tiles, values, strict=True)]
+        self.write(places, values)
+        return places
+
+    def write(self, places, values):
+        """Writes values to tiles that products read then; what reads them now has been waited for."""
         for place, value in zip(places, values, strict=True):
             tc.store(place, value)
         tc.fence_async()
         self.meet()
-        return places
 
     def give(self, results):
         """Results, multiplied by their gates, take the place of the values that were exchanged."""

@@ -1,0 +1,160 @@
+"""Long convolution of sequences up to 8192, on one chip: both halves of a sequence in one CTA.
+
+What `fft_spread`, `fft_conv_64` and `fft_gather` do in three kernels, in one: halves x_0 and x_1 of
+a sequence become complex sequences z_0 and z_1 of 4096 (`fft_conv_long`), each is convolved as
+`fft_conv` says, and the halves of the result are sums of both.
+
+    producer   E, F, T | H(c) | x(c, 0), x(c, 1), ...          both halves, of one or two sequences
+    consumer   wait x | z_0, z_1 to y's tiles | v_0 over z_0 | v_1 over z_1 | E^H v | y, publish
+    storing    y(c, 0), y(c, 1), ...
+
+v_q is what the last product takes: E z, times T, F, H, F^H and T*, as in `fft_conv`. Barriers: as
+there.
+"""
+
+from __future__ import annotations
+
+import tilecat as tc
+from tilecat import DTypeVar, bf16, f16, f32, gl, rt, st
+
+from .fft_conv import adjoint, matrix
+from .fft_conv_long import coefficients, plus
+from .fft_conv_parts import STEP, Streams, load_complex, transform
+
+T, TI = DTypeVar("T", bf16, f16), DTypeVar("TI", f16, bf16)
+SIDE = 64  # rows and columns of a half
+HALVES = 2
+
+
+def combined(values, factors):
+    """`sum_i factors[i] values[i]`, complex, in f32; the values may be real."""
+    re = im = None
+    for x, c in zip(values, factors, strict=True):
+        real, imag = (x.re, x.im) if isinstance(x, tc.ComplexTile) else (x, None)
+        terms = (real, c.real, c.imag), (imag, -c.imag, c.real)
+        for part, of_re, of_im in terms if imag is not None else terms[:1]:
+            re = plus(re, part, of_re) if abs(of_re) > 1e-12 else re  # of rounded roots of one
+            im = plus(im, part, of_im) if abs(of_im) > 1e-12 else im
+    return re, im
+
+
+class Halves:
+    """Sequences of a step as the complex ones that are convolved, and back.
+
+    Args:
+        causal: a sequence by itself, weighted; else two as one complex one.
+        dtype: of the intermediates.
+    """
+
+    def __init__(self, causal, dtype):
+        self.parts, self.factors = 1 if causal else 2, coefficients(HALVES, causal)
+        self.values = [tc.empty(rt[dtype, SIDE, SIDE]) for _ in range(2 * HALVES)]
+
+    def spread(self, tiles):
+        """Real and imaginary parts of z_0 and z_1, from the tiles of x: halves of each sequence."""
+        x = [tc.load(tile) for tile in tiles]
+        for col in range(0, SIDE, STEP):
+            at = slice(col, col + STEP)
+            halves = [tc.cast(part[:, at], f32) for part in x]
+            if self.parts == 2:
+                halves = [tc.complex_tile(*halves[r::HALVES]) for r in range(HALVES)]
+            for q in range(HALVES):
+                made = combined(halves, self.factors[q])
+                for to, part in zip(self.values[2 * q : 2 * q + 2], made, strict=True):
+                    tc.cast(part, to.type.dtype, out=to[:, at])
+        return self.values
+
+    def gathered(self, sums):
+        """The halves of each sequence's result, from the sums of the last products."""
+        found = []
+        for r in range(HALVES):
+            found.append(combined(sums, [self.factors[q][r].conjugate() for q in range(HALVES)]))
+        return [found[r][s] for s in range(self.parts) for r in range(HALVES)]
+
+
+@tc.kernel
+def fft_conv_halves(U: gl[T, "B", "C", "R", 64], H: gl[TI, "P", 2, 64, 64],
+                    E: gl[TI, 2, 2, 64, 64], F: gl[TI, 1, 2, 64, 64], W: gl[TI, 2, 2, 64, 64],
+                    Y: gl[T, "B", "C", "R", 64], *args, causal=False, in_gate=False,
+                    out_gate=False, consumers=2):  # fmt: skip
+    """Y[b, c] = k[c] * U[b, c], circular or causal along 64 R elements, more than 4096.
+
+    Args:
+        U, Y: sequences; R at most 128, and 128 if not causal.
+        H: spectra of k's halves: H[2 c + q] of frequencies 2 (k1 + 64 k2) + q.
+        E, F, W: see `tilecat.fft_tables`, of 2 parts; without weights E[0] is F.
+        args, causal, in_gate, out_gate, consumers: see `fft_conv_64`.
+    """
+    parts, inner = 1 if causal else 2, H.dtype
+    packed = (U.dtype, inner) == (bf16, f16)
+    pipe = tc.lcsf(consumers=consumers, stages=1, steps=tc.cdiv(U.size(0), parts * consumers),
+                   tasks=tc.custom_order(U.size(1), lambda t: {"channel": t}))  # fmt: skip
+    kind = st[inner, SIDE, SIDE]
+    once = {"ring": "constants", "rate": "cta"}
+    plain = pipe.input(kind, count=2, **once)
+    twiddles = pipe.input(kind, count=2 * HALVES, **once)
+    rows = pipe.input(kind, count=2 * HALVES if causal else 2, **once)
+    h = pipe.input(kind, count=2 * HALVES, ring="spectrum", rate="task", stages=1)
+    streams = Streams(pipe, st[U.dtype, SIDE, SIDE], (parts * HALVES, 2 * HALVES, parts * HALVES),
+                      (in_gate, out_gate), consumers)  # fmt: skip
+    halves = Halves(causal, inner)
+    sums = [tc.complex_tile(*(tc.empty(rt[f32, SIDE, SIDE]) for _ in range(2)))
+            for _ in range(HALVES)]  # fmt: skip
+    z = tc.complex_tile(*halves.values[:2])
+
+    @pipe.setup
+    def _():
+        for part in range(2):
+            tc.load_async(plain[part], F[0, part, 0, 0])
+            for q in range(HALVES):
+                tc.load_async(twiddles[2 * q + part], W[q, part, 0, 0])
+            for q in range(HALVES) if causal else (1,):
+                tc.load_async(rows[2 * q + part if causal else part], E[q, part, 0, 0])
+
+    @pipe.begin
+    def _(task):
+        for q in range(HALVES):
+            for part in range(2):
+                tc.load_async(h[2 * q + part], H[task.channel * HALVES + q, part, 0, 0])
+
+    @pipe.load
+    def _(task, step):
+        for i in range(parts * consumers * HALVES):
+            place = step * (parts * consumers) + i // HALVES, task.channel, i % HALVES, 0
+            for tiles, tensor in streams.loads((U, *args)):
+                tc.load_async(tiles[i], tensor[place])
+            if out_gate:
+                tc.load_async(streams.after[i], args[-1][place])
+
+    def pair(tiles, q):
+        return [tiles[2 * q], tiles[2 * q + 1]]
+
+    def matrix_of(q):
+        return pair(rows, q) if causal else (rows if q else plain)
+
+    @pipe.consume
+    def _(task, steps):
+        h.wait()
+        for _ in tc.range(steps):
+            tiles = streams.exchange(halves.spread(streams.open()))
+            streams.close()
+            for q in range(HALVES):
+                tc.mma_AB(sums[0], load_complex(matrix_of(q)), matrix(pair(tiles, q)),
+                          accumulate=False)  # fmt: skip
+                tc.mma_wait()
+                transform((matrix(plain), pair(twiddles, q)), pair(h, q), (sums[0], sums[0], z),
+                          packed)  # fmt: skip
+                streams.write(pair(tiles, q), (z.re, z.im))
+            for q in range(HALVES):
+                tc.mma_AB(sums[q], adjoint(matrix(matrix_of(q))), matrix(pair(tiles, q)),
+                          accumulate=False)  # fmt: skip
+            tc.mma_wait()
+            streams.give(halves.gathered(sums))
+        h.release()
+
+    @pipe.store
+    def _(task, step):
+        for i in range(parts * consumers * HALVES):
+            place = Y[step * (parts * consumers) + i // HALVES, task.channel, i % HALVES, 0]
+            each = parts * HALVES
+            tc.store_async(place, streams.y[i // each * 2 * HALVES + i % each])
