@@ -13,6 +13,7 @@ from tilecat.fft_conv_call import params_of
 from tilecat.fft_plans import plan_of
 from tilecat.fft_spectra import spectrum_of, tables_of
 from tilecat.kernels.fft_conv import fft_conv_64
+from tilecat.kernels.fft_conv_halves import fft_conv_halves
 from tilecat.kernels.fft_conv_short import fft_conv_32
 from tilecat.runtime.arrays import view
 
@@ -162,7 +163,7 @@ def test_wide_range_holds_what_f16_does_not(dtype):
     assert error(wide, exact(u, k, True)) < LIMITS["wide"]
 
 
-@pytest.mark.parametrize("length", [1024, 2048, 4096])
+@pytest.mark.parametrize("length", [1024, 2048, 4096, pytest.param(8192, marks=pytest.mark.full)])
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("dtype", [bf16, pytest.param(f16, marks=pytest.mark.full)], ids=str)
 def test_gates_multiply_inputs_and_results(causal, length, dtype):
@@ -194,16 +195,16 @@ def test_strided_inputs_and_nothing_at_all():
     assert tc.fft_conv(u[:, :0], k[:0]).shape == (2, 0, 1024)
 
 
-@pytest.mark.parametrize("length", [1024, 2048, 4096])
+@pytest.mark.parametrize("length", [1024, 2048, 4096, 8192])
 @pytest.mark.parametrize("causal", [True, False])
 def test_no_access_of_threads_has_a_bank_conflict(causal, length):
     u, k = numbers(1, 2, length, length)
     plan = plan_of("fft_conv", length, causal)
-    rows = u.reshape(1, 2, plan.rows, plan.cols)
-    args = [rows, spectrum_of(plan, k, u, "f16"), *tables_of(plan, u, "f16"), rows.copy()]
+    rows, tables = u.reshape(1, 2, -1, plan.cols), tables_of(plan, u, "f16")[plan.outer - 1 :]
+    args = [rows, spectrum_of(plan, k, u, "f16"), *tables, rows.copy()]
     params = {"causal": causal, "in_gate": True, "out_gate": True}
     params |= params_of(plan, in_gate=True, out_gate=True)
-    kernel = fft_conv_64 if length == 4096 else fft_conv_32
+    kernel = {4096: fft_conv_64, 8192: fft_conv_halves}.get(length, fft_conv_32)
     bound = bind(kernel.signature, [view(x) for x in (*args, rows, rows)], params)
     accesses = shared_accesses(kernel.specialize(bound.specialization, "sm_90a").kernel)
     assert len(accesses) > 9 and {access.ways for access in accesses} == {1.0}

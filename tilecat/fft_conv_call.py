@@ -8,6 +8,7 @@ from .errors import DTypeError, LayoutError, ResourceError
 from .fft_plans import LARGEST, LONGEST, Plan, plan_of
 from .fft_spectra import spectrum_of, tables_of
 from .kernels.fft_conv import SIDE, fft_conv_64
+from .kernels.fft_conv_halves import OUTER, fft_conv_halves
 from .kernels.fft_conv_long import fft_gather, fft_spread
 from .kernels.fft_conv_short import fft_conv_32
 from .runtime.arrays import ArrayView, empty, tma_ok, view
@@ -113,7 +114,7 @@ def convolve(plan: Plan, u: Any, spectrum: Any, in_gate: Any = None, out_gate: A
     array = view(u)
     if not array.shape[0] or not array.shape[1]:
         return empty(u, array.shape, array.dtype)
-    if plan.outer > 1:
+    if plan.outer > OUTER:
         return _in_parts(plan, u, spectrum, in_gate, out_gate)
     batch, channels, length = array.shape
     shape = (batch, channels, plan.whole(length) // plan.cols, plan.cols)
@@ -121,7 +122,9 @@ def convolve(plan: Plan, u: Any, spectrum: Any, in_gate: Any = None, out_gate: A
     x, *gates = [rows_of(given, shape) for given in (u, in_gate, out_gate) if given is not None]
     tables = tables_of(plan, u, view(spectrum).dtype)
     gated = {"in_gate": in_gate is not None, "out_gate": out_gate is not None}
-    kernel = fft_conv_64 if plan.rows == 64 else fft_conv_32
+    kernel = fft_conv_64 if plan.rows == SIDE else fft_conv_32
+    if plan.outer == OUTER:
+        kernel, tables = fft_conv_halves, tables[1:]
     kernel(x, spectrum, *tables, out.reshape(shape), *gates, causal=plan.weighted, **gated,
            **params_of(plan, **gated))  # fmt: skip
     if plan.whole(length) == length:
@@ -158,7 +161,9 @@ def spread(plan: Plan, u: Any, dtype: str, gate: Any = None) -> Any:
 def params_of(plan: Plan, *, in_gate: bool, out_gate: bool) -> dict[str, Any]:
     """What fits the shared memory and the registers of an SM."""
     gated = in_gate or out_gate
-    if plan.rows == 64:
+    if plan.outer == OUTER:
+        return {"consumers": 1 if gated else 2}
+    if plan.rows == SIDE:
         consumers = 3 if plan.weighted and not gated else 2
         return {"consumers": consumers, "stages": 1 if gated and not plan.weighted else 2}
     if plan.cols == 32:

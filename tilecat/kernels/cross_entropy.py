@@ -69,8 +69,12 @@ class Row:
             return
         for chunk in self.input.parts(last=last):
             for i in tc.range(self.count):
-                part = self.input.vector.part(i, self.count)
-                yield self.number(chunk * self.count + i), tc.load(part, self.kind)
+                place = self.number(chunk * self.count + i)
+                x = tc.load(self.input.vector.part(i, self.count), self.kind)
+                with tc.when((place + 1) * self.piece > self.V):  # another row's, or the room's
+                    inside = tc.col_index(x) + place * self.piece < self.V
+                    tc.copy(x, tc.select(inside, x, float("-inf")))
+                yield place, x
 
     def hot(self, x, label, place):
         """Conditions: an element of a piece is the label's."""

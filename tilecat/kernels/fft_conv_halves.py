@@ -23,7 +23,7 @@ from .fft_conv_parts import STEP, Streams, load_complex, transform
 
 T, TI = DTypeVar("T", bf16, f16), DTypeVar("TI", f16, bf16)
 SIDE = 64  # rows and columns of a half
-HALVES = 2
+OUTER = 2
 
 
 def combined(values, factors):
@@ -47,8 +47,8 @@ class Halves:
     """
 
     def __init__(self, causal, dtype):
-        self.parts, self.factors = 1 if causal else 2, coefficients(HALVES, causal)
-        self.values = [tc.empty(rt[dtype, SIDE, SIDE]) for _ in range(2 * HALVES)]
+        self.parts, self.factors = 1 if causal else 2, coefficients(OUTER, causal)
+        self.values = [tc.empty(rt[dtype, SIDE, SIDE]) for _ in range(2 * OUTER)]
 
     def spread(self, tiles):
         """Real and imaginary parts of z_0 and z_1, from the tiles of x: halves of each sequence."""
@@ -57,8 +57,8 @@ class Halves:
             at = slice(col, col + STEP)
             halves = [tc.cast(part[:, at], f32) for part in x]
             if self.parts == 2:
-                halves = [tc.complex_tile(*halves[r::HALVES]) for r in range(HALVES)]
-            for q in range(HALVES):
+                halves = [tc.complex_tile(*halves[r::OUTER]) for r in range(OUTER)]
+            for q in range(OUTER):
                 made = combined(halves, self.factors[q])
                 for to, part in zip(self.values[2 * q : 2 * q + 2], made, strict=True):
                     tc.cast(part, to.type.dtype, out=to[:, at])
@@ -67,9 +67,9 @@ class Halves:
     def gathered(self, sums):
         """The halves of each sequence's result, from the sums of the last products."""
         found = []
-        for r in range(HALVES):
-            found.append(combined(sums, [self.factors[q][r].conjugate() for q in range(HALVES)]))
-        return [found[r][s] for s in range(self.parts) for r in range(HALVES)]
+        for r in range(OUTER):
+            found.append(combined(sums, [self.factors[q][r].conjugate() for q in range(OUTER)]))
+        return [found[r][s] for s in range(self.parts) for r in range(OUTER)]
 
 
 @tc.kernel
@@ -92,35 +92,35 @@ def fft_conv_halves(U: gl[T, "B", "C", "R", 64], H: gl[TI, "P", 2, 64, 64],
     kind = st[inner, SIDE, SIDE]
     once = {"ring": "constants", "rate": "cta"}
     plain = pipe.input(kind, count=2, **once)
-    twiddles = pipe.input(kind, count=2 * HALVES, **once)
-    rows = pipe.input(kind, count=2 * HALVES if causal else 2, **once)
-    h = pipe.input(kind, count=2 * HALVES, ring="spectrum", rate="task", stages=1)
-    streams = Streams(pipe, st[U.dtype, SIDE, SIDE], (parts * HALVES, 2 * HALVES, parts * HALVES),
+    twiddles = pipe.input(kind, count=2 * OUTER, **once)
+    rows = pipe.input(kind, count=2 * OUTER if causal else 2, **once)
+    h = pipe.input(kind, count=2 * OUTER, ring="spectrum", rate="task", stages=1)
+    streams = Streams(pipe, st[U.dtype, SIDE, SIDE], (parts * OUTER, 2 * OUTER, parts * OUTER),
                       (in_gate, out_gate), consumers)  # fmt: skip
     halves = Halves(causal, inner)
     sums = [tc.complex_tile(*(tc.empty(rt[f32, SIDE, SIDE]) for _ in range(2)))
-            for _ in range(HALVES)]  # fmt: skip
+            for _ in range(OUTER)]  # fmt: skip
     z = tc.complex_tile(*halves.values[:2])
 
     @pipe.setup
     def _():
         for part in range(2):
             tc.load_async(plain[part], F[0, part, 0, 0])
-            for q in range(HALVES):
+            for q in range(OUTER):
                 tc.load_async(twiddles[2 * q + part], W[q, part, 0, 0])
-            for q in range(HALVES) if causal else (1,):
+            for q in range(OUTER) if causal else (1,):
                 tc.load_async(rows[2 * q + part if causal else part], E[q, part, 0, 0])
 
     @pipe.begin
     def _(task):
-        for q in range(HALVES):
+        for q in range(OUTER):
             for part in range(2):
-                tc.load_async(h[2 * q + part], H[task.channel * HALVES + q, part, 0, 0])
+                tc.load_async(h[2 * q + part], H[task.channel * OUTER + q, part, 0, 0])
 
     @pipe.load
     def _(task, step):
-        for i in range(parts * consumers * HALVES):
-            place = step * (parts * consumers) + i // HALVES, task.channel, i % HALVES, 0
+        for i in range(parts * consumers * OUTER):
+            place = step * (parts * consumers) + i // OUTER, task.channel, i % OUTER, 0
             for tiles, tensor in streams.loads((U, *args)):
                 tc.load_async(tiles[i], tensor[place])
             if out_gate:
@@ -138,14 +138,14 @@ def fft_conv_halves(U: gl[T, "B", "C", "R", 64], H: gl[TI, "P", 2, 64, 64],
         for _ in tc.range(steps):
             tiles = streams.exchange(halves.spread(streams.open()))
             streams.close()
-            for q in range(HALVES):
+            for q in range(OUTER):
                 tc.mma_AB(sums[0], load_complex(matrix_of(q)), matrix(pair(tiles, q)),
                           accumulate=False)  # fmt: skip
                 tc.mma_wait()
                 transform((matrix(plain), pair(twiddles, q)), pair(h, q), (sums[0], sums[0], z),
                           packed)  # fmt: skip
                 streams.write(pair(tiles, q), (z.re, z.im))
-            for q in range(HALVES):
+            for q in range(OUTER):
                 tc.mma_AB(sums[q], adjoint(matrix(matrix_of(q))), matrix(pair(tiles, q)),
                           accumulate=False)  # fmt: skip
             tc.mma_wait()
@@ -154,7 +154,7 @@ def fft_conv_halves(U: gl[T, "B", "C", "R", 64], H: gl[TI, "P", 2, 64, 64],
 
     @pipe.store
     def _(task, step):
-        for i in range(parts * consumers * HALVES):
-            place = Y[step * (parts * consumers) + i // HALVES, task.channel, i % HALVES, 0]
-            each = parts * HALVES
-            tc.store_async(place, streams.y[i // each * 2 * HALVES + i % each])
+        for i in range(parts * consumers * OUTER):
+            place = Y[step * (parts * consumers) + i // OUTER, task.channel, i % OUTER, 0]
+            each = parts * OUTER
+            tc.store_async(place, streams.y[i // each * 2 * OUTER + i % each])

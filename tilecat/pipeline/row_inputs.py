@@ -23,50 +23,46 @@ FILLED = 256  # elements that a warp fills at a time: 8 a lane
 
 
 class RowInput:
-    """A warp's part of a row in shared memory, in as many stages as the template loads ahead.
+    """A warp's part of a row in shared memory, chunk by chunk, in a ring of its own.
 
     Args:
-        kind: a chunk of the part.
-        stages: parts that lie there.
-        fill: what elements are that no load writes; None where loads write all.
-        warps: of the CTA.
+        kind: a chunk.
         chunks: of a part, which are waited for and given back one by one.
-        free: gives back the current chunk.
+        stages: chunks that lie there.
+        fill: what elements are at first; None where loads write all.
+        warps: of the CTA.
+        free: loads the chunk that takes the current one's stage.
 
     Attributes:
-        chunk: number of the current chunk, for the load hole.
+        chunk: number in its part of the current chunk, which the load hole brings.
+        stage: where it lies.
     """
 
     def __init__(
-        self, kind: SharedVecType, stages: int, fill: float | None, warps: int, chunks: int,
-        free: Callable[[], None],
+        self, kind: SharedVecType, chunks: int, stages: int, fill: float | None, warps: int,
+        free: Callable[[RowInput], None],
     ):  # fmt: skip
         self.kind = kind
         self.fill = fill
-        self.stages = stages
         self.chunks = chunks
-        self.tiles: SharedTiles = shared(kind, stages * warps * chunks)
-        self.full: Barriers = barriers(stages * warps * chunks)
-        self.stage: Any = 0
+        self.stages = stages
+        self.tiles: SharedTiles = shared(kind, stages * warps)
+        self.full: Barriers = barriers(stages * warps)
         self.chunk: Any = 0
-        self.turn: Any = 0
+        self.stage: Any = 0
+        self.turn: Any = 0  # rows before this one
         self.free = free
         self.waited = self.freed = False  # in compute
 
     @property
     def vector(self) -> SharedVec:
         """The current chunk of this warp's part of the current row, in load and compute."""
-        return self.tiles[self.place]  # type: ignore[no-any-return]
+        return self.tiles[self._place]  # type: ignore[no-any-return]
 
     @property
-    def place(self) -> Any:
+    def _place(self) -> Any:
         """Number of its tile and mbarrier."""
-        part = warp_id() * self.stages + self.stage
-        return part if self.chunks == 1 else part * self.chunks + self.chunk
-
-    def wait(self) -> None:
-        """Waits until the current chunk is there."""
-        self.full[self.place].wait(self.turn // self.stages & 1)
+        return warp_id() * self.stages + self.stage
 
     def parts(self, *, last: bool = False) -> Iterator[Any]:
         """The numbers of a part's chunks, in a run-time loop: `vector` is the current one.
@@ -74,25 +70,26 @@ class RowInput:
         The first loop over a row waits for each chunk.
 
         Args:
-            last: a chunk is not read behind the body: that of a row to come is loaded there.
+            last: a chunk is not read behind the body: one to come is loaded there.
 
         Scope: compute; `for chunk in x.parts():`.
         """
-        self.freed |= last
-        for chunk in self.numbers():
-            if self.chunks > 1 and not self.waited:
-                self.wait()
+        waited, self.freed = self.waited, self.freed or last
+        for chunk in (0,) if self.chunks == 1 else range_(self.chunks):
+            number = self.turn * self.chunks + chunk
+            self.chunk, self.stage = chunk, number % self.stages
+            if not waited:
+                self.full[self._place].wait(number // self.stages & 1)
             yield chunk
             if last:
-                self.free()
-        self.waited = True
+                self.free(self)
+        self.waited, self.chunk = True, 0
 
-    def numbers(self) -> Iterator[Any]:
-        """Each chunk in turn, as the current one."""
-        for chunk in (0,) if self.chunks == 1 else range_(self.chunks):
-            self.chunk = chunk
-            yield chunk
-        self.chunk = 0
+    def ahead(self, row: Any, stride: Any) -> Any:
+        """The row of the chunk that takes the current one's stage, which becomes the current."""
+        after = self.chunk + self.stages
+        self.chunk = after % self.chunks
+        return row + after // self.chunks * stride
 
     def load(self, place: GlobalTile, length: int | None = None) -> None:
         """Loads the chunk's first `length` elements, all if None; in the load hole, once a row.
@@ -103,7 +100,7 @@ class RowInput:
 
         Scope: the load hole, each warp. PTX: `cp.async.bulk`.
         """
-        full = self.full[self.place]
+        full = self.full[self._place]
         if length == 0:
             full.arrive()
             return
@@ -114,21 +111,21 @@ class RowInput:
 
 
 class Staging:
-    """The stages of all inputs of a kernel: what is loaded when, and what is waited for.
+    """All inputs of a kernel: what is loaded when, and what is waited for.
 
     Args:
-        stages: rows in shared memory.
+        stages: chunks of each input that a warp has in shared memory, at least those of a row.
     """
 
     def __init__(self, stages: int):
         self.stages = stages
         self.inputs: list[RowInput] = []
 
-    def add(self, kind: Any, fill: float | None, *more: Any) -> RowInput:
+    def add(self, kind: Any, fill: float | None, chunks: int, *more: Any) -> RowInput:
         """An input; see `RowInput`.
 
         Raises:
-            LayoutError: no shared vector, or one that cannot be filled.
+            LayoutError: no shared vector, one that cannot be filled, or chunks beside another.
         """
         if not isinstance(kind, SharedVecType) or fill is not None and kind.length % FILLED:
             raise LayoutError(
@@ -136,37 +133,33 @@ class Staging:
                 f"got {kind!r}",
                 hint="rows.input(tc.sv[tc.bf16, 4096])",
             )
-        self.inputs.append(RowInput(kind, self.stages, fill, *more))
+        if self.inputs and max(chunks, *(given.chunks for given in self.inputs)) > 1:
+            raise LayoutError(
+                f"rows.input: rows in chunks are of one input, got {len(self.inputs) + 1} inputs",
+                hint="chunks=1",
+            )
+        stages = max(self.stages, chunks)
+        self.inputs.append(RowInput(kind, chunks, stages, fill, *more))
         return self.inputs[-1]
-
-    def chunked(self, chunks: int) -> bool:
-        """Whether one more input of as many chunks would not be the only one that has several."""
-        return bool(self.inputs) and max(chunks, *(given.chunks for given in self.inputs)) > 1
 
     def fill(self) -> None:
         """Fills what has a fill: each warp its parts, once, before loads write there."""
-        for given in self.inputs:
-            if given.fill is None:
-                continue
+        filled = [given for given in self.inputs if given.fill is not None]
+        for given in filled:
             kind = RegVecType(given.kind.dtype, FILLED, "plain", warps=1, run=8)
             value, parts = full(kind, given.fill), given.kind.length // FILLED
-            for stage in range(self.stages):
+            for stage in range(given.stages):
                 given.stage = stage
-                for _ in given.numbers():
-                    for number in range(parts):
-                        store(given.vector.part(number, parts), value)
-        if any(given.fill is not None for given in self.inputs):
+                for number in range(parts):
+                    store(given.vector.part(number, parts), value)
+        if filled:
             add(FenceAsync())
             add(WarpSync())
 
-    def at(self, turn: Any) -> None:
-        """Makes the stage of the turn-th row of this CTA the current one."""
+    def begin(self, turn: Any) -> None:
+        """The turn-th row: of parts in one chunk, it is waited for here."""
         for given in self.inputs:
             given.turn, given.waited, given.freed = turn, False, False
-            given.stage = turn % self.stages if self.stages > 1 else 0
-
-    def wait(self) -> None:
-        """Waits until this warp's part of the current row is there, where it has one chunk."""
-        for given in self.inputs:
             if given.chunks == 1:
-                given.wait()
+                for _ in given.parts():
+                    pass

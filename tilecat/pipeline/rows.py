@@ -55,7 +55,8 @@ class Rows:
         cluster: CTAs that share a row; above 1, `tc.cluster` is asked for here.
         ahead: rows that are loaded before they are needed, 1 or 0: a row that takes most registers
             is loaded while other CTAs of the SM compute.
-        stages: rows that a warp has parts of in shared memory at once, of `rows.input`.
+        stages: chunks of rows that a warp has in shared memory at once, of `rows.input`; at least
+            those of one row.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class Rows:
         check_int("rows: blocks_per_sm", blocks_per_sm, 1, 16, self.loc)
         check_int("rows: cluster", cluster, 1, MAX_CLUSTER, self.loc)
         check_int("rows: ahead", ahead, 0, 1, self.loc)
-        check_int("rows: stages", stages, 1, 8, self.loc)
+        check_int("rows: stages", stages, 1, 64, self.loc)
         if shared_by not in ("warp", "cta"):
             raise LayoutError(
                 f'rows: a row is shared by "warp" or "cta", got {shared_by=}', loc=self.loc,
@@ -91,7 +92,7 @@ class Rows:
         self.exchanges = 0  # of a row between CTAs
         self.meeting: Barriers | None = None  # of a cluster's `gather`
         self.turn: Any = None  # rows of this CTA so far
-        self.after: Any = None  # the row that is loaded when a part of this one is free
+        self.places: Any = None  # the row, and how far it is to the next
         self.cluster = cluster
         self.shared = shared_by == "cta" or cluster > 1
         self.parts = warps * cluster if self.shared else 1
@@ -133,7 +134,9 @@ class Rows:
 
         Args:
             kind: `sv[dtype, length]`, of each warp.
-            fill: what elements are that loads do not reach; None where they write all.
+            fill: what shared memory holds before the first load, in multiples of 256 elements;
+                None where loads write all. Where parts have one chunk and one stage, or as many
+                stages as chunks, what a load does not reach stays so.
             chunks: of a part, each `kind`, that are waited for and given back by themselves: the
                 load hole brings `x.chunk`, compute has them from `x.parts`.
 
@@ -141,15 +144,10 @@ class Rows:
             LayoutError: chunks, and other inputs. ScopeError: rows that are not shared.
         """
         check_int("rows.input: chunks", chunks, 1, 64, self.builder.loc())
-        if self.staging.chunked(chunks):
-            raise LayoutError(
-                f"rows.input: rows in chunks have one input, got {len(self.staging.inputs) + 1}",
-                hint="chunks=1",
-            )
         if not self.shared:
             raise ScopeError("rows.input: rows are shared by a CTA or a cluster, got rows of warps",
                              hint='tc.rows(..., shared_by="cta")')  # fmt: skip
-        return self.staging.add(kind, fill, self.warps, chunks, self._free)
+        return self.staging.add(kind, fill, chunks, self.warps, self._free)
 
     def finish(self, hole: Hole) -> Hole:
         """Decorator of the finish hole.
@@ -269,33 +267,30 @@ class Rows:
 
     def _staged(self, first: Any, stride: Any, started: tuple[Registers, ...]) -> None:
         """Rows in shared memory: each warp loads its part ahead, waits, computes, loads again."""
-        staging = self.staging
+        staging, given = self.staging, self.staging.inputs[0]
         staging.fill()
-        for turn in range(staging.stages):
-            staging.at(turn)
-            self._load_part(first + turn * stride)
+        for stage in range_(given.stages) if given.stages > 2 else range(given.stages):
+            self._load_chunk(first + stage // given.chunks * stride, stage, stage % given.chunks)
         for row in range_(first, self.count, stride):
-            staging.at(self.turn)
-            staging.wait()
-            self.after = row + staging.stages * stride
+            self.places = row, stride
+            staging.begin(self.turn)
             self._compute(row, *started)
-            if not any(given.freed for given in staging.inputs):
-                add(WarpSync())
-                self._load_part(self.after)
+            if not given.freed:
+                for _ in given.parts(last=True):
+                    pass
             self.turn += 1
 
-    def _load_part(self, row: Any) -> None:
-        """This warp's part of a row, chunk by chunk."""
-        given = self.staging.inputs[0]
+    def _load_chunk(self, row: Any, stage: Any, chunk: Any) -> None:
         with when(row < self.count):
-            for _ in given.numbers():
-                self.holes.call("rows_load", row)
+            for given in self.staging.inputs:
+                given.stage, given.chunk = stage, chunk
+            self.holes.call("rows_load", row)
 
-    def _free(self) -> None:
-        """This warp has read the current chunk: that of the row to come takes its place."""
+    def _free(self, given: RowInput) -> None:
+        """This warp has read the current chunk: another takes its place."""
         add(WarpSync())
-        with when(self.after < self.count):
-            self.holes.call("rows_load", self.after)
+        row = given.ahead(*self.places)
+        self._load_chunk(row, given.stage, given.chunk)
 
     def _span(self) -> tuple[Any, Any]:
         """The first row of this warp, and how far it is to the next."""
