@@ -15,9 +15,10 @@ from .row_arguments import FLOATS, array_of, check_devices, check_number, first_
 from .runtime.arrays import ITEM_BYTES, ArrayView, empty, view
 
 REDUCTIONS = ("mean", "sum", "none")
-PART_BYTES = 80 << 10  # of a row in a CTA's shared memory: two CTAs and more share an SM
-SHARED_BYTES = 224 << 10  # that CTAs of an SM have for rows, of the 227 KiB of sm_90a
-WARPS = 8
+PART_BYTES = 80 << 10  # of a row in a CTA's registers
+SHORT_BYTES = 32 << 10  # rows up to which several CTAs share an SM
+SHARED_BYTES = 227 << 10  # of a CTA (CUDA programming guide, compute capability 9.0)
+WARPS = 16
 _fitting: dict[Any, int] = {}
 
 
@@ -186,33 +187,37 @@ def scale_gradient(grad: Any, factor: Any) -> Any:
 
 
 def configs(width: int, x: ArrayView) -> list[dict[str, Any]]:
-    """Configurations, the fastest first: clusters whose CTAs hold a row.
+    """Configurations, the fastest first: clusters whose CTAs hold a row, and some of the next.
 
     In shared memory if bulk copies reach it, else in registers.
     """
     item = ITEM_BYTES[x.dtype]
     reached = x.strides[1] == 1 and not any(n % 16 for n in (x.ptr, x.strides[0] * item,
                                                              width * item))  # fmt: skip
-    cluster = 1
-    while cluster < 8 and width * item > PART_BYTES * cluster:
-        cluster *= 2
-    piece = 2 * PIECE  # 3.31 TB/s of 128,256 logits, where PIECE has 3.16 (H200, 2026-11-30)
-    if _padded(width, cluster, piece) * cluster > 1.04 * width:
-        piece = PIECE
-    while cluster > 1 and _padded(width, cluster, piece) * (cluster - 1) >= width:
-        cluster //= 2
     if not reached:
-        return [{"warps": 16, "cluster": c, "blocks": 1, "staged": False}
+        cluster = next((c for c in (1, 2, 4) if width * item <= PART_BYTES * c), 8)
+        return [{"warps": WARPS, "cluster": c, "blocks": 1, "staged": False}
                 for c in sorted({cluster, 8})]  # fmt: skip
-    held = _padded(width, cluster, piece) * item
-    blocks = max(1, min(5, SHARED_BYTES // (held + 2048)))
-    return [{"warps": WARPS, "cluster": cluster, "blocks": n, "piece": piece, "staged": True}
+    if width * item <= SHORT_BYTES:
+        return _short_configs(width, item)
+    for cluster in (1, 2, 4, 8):
+        part = -(-width // (WARPS * cluster))
+        length = next((n for n in (4 * PIECE, 2 * PIECE) if -part % n <= 0.04 * part), PIECE)
+        chunks, places = -(-part // length), max(32, WARPS * cluster)
+        stages = min((SHARED_BYTES - 32 * places - 512) // (WARPS * (length * item + 8)), 64)
+        if stages >= 1.25 * chunks:
+            break
+    return [{"warps": WARPS, "cluster": cluster, "blocks": 1, "piece": piece, "chunks": chunks,
+             "stages": stages} for piece in sorted({min(length, 2 * PIECE), PIECE})[::-1]]  # fmt: skip
+
+
+def _short_configs(width: int, item: int) -> list[dict[str, Any]]:
+    """Rows of which each CTA has one, several CTAs an SM."""
+    warps = WARPS // 2
+    held = -(-width // (warps * PIECE)) * warps * PIECE * item
+    blocks = max(1, min(5, SHARED_BYTES // (held + 3072)))
+    return [{"warps": warps, "cluster": 1, "blocks": n}
             for n in sorted({blocks, max(blocks // 2, 1), 1}, reverse=True)]  # fmt: skip
-
-
-def _padded(width: int, cluster: int, piece: int) -> int:
-    """Logits that a CTA has room for: whole pieces of all its warps."""
-    return -(-width // (WARPS * cluster * piece)) * WARPS * piece
 
 
 def labels_of(target: Any, count: int, dtype: str) -> Any:

@@ -109,31 +109,34 @@ def turned(call: str, given: dict[str, Any], cos: Any, sin: Any, options: Option
               "packed": starts is not None, "offsets": moved is not None}  # fmt: skip
     sequences = view(starts).shape[0] - 1 if starts is not None else first.shape[0]
     heads = [array.shape[-2] for array in arrays.values()]
+    apart = first.strides[-2] > first.strides[-3]
     first_that_fits(
         rotary, _fitting, (first.dtype, view(cos).dtype, *params.values()),
-        configs(pairs, sequences * -(-longest // TOKENS), heads),
+        configs(pairs, sequences * -(-longest // TOKENS), heads, apart),
         lambda config: rotary(cos, sin, *whole[0], *whole[1], longest, fixed, *more, **params,
                               **config),
     )  # fmt: skip
     return tuple(outs)
 
 
-def configs(pairs: int, blocks: int, heads: list[int]) -> list[dict[str, Any]]:
+def configs(pairs: int, blocks: int, heads: list[int], apart: bool) -> list[dict[str, Any]]:
     """Tiles and warps, the fastest first: those behind need fewer registers.
 
-    A warp takes two tasks of 16 tokens of two heads, so that the grid asks for memory in order.
+    A warp takes two tasks, so that the grid asks for memory in order: of 16 tokens of two heads, of
+    one where heads lie apart.
 
     Args:
         pairs: of a row.
         blocks: of 16 tokens of all sequences.
         heads: of x, or of q and of k.
+        apart: whether the tokens of a head lie together, not the heads of a token.
     """
-    widest, found = min(64, -(-pairs // 8) * 8), []
-    groups = sum(-(-count // HEADS) for count in heads)
+    widest, found, together = min(64, -(-pairs // 8) * 8), [], 1 if apart else HEADS
+    groups = sum(-(-count // together) for count in heads)
     for cols, each in ((widest, 3), (widest, 2), (min(widest, 32), 3), (min(widest, 16), 2)):
         tasks = blocks * -(-pairs // cols) * groups
-        found.append({"cols": cols, "heads": HEADS, "warps": WARPS, "blocks": each,
-                      "grid": max(1, -(-tasks // (2 * WARPS)))})  # fmt: skip
+        found.append({"cols": cols, "heads": together, "heads_first": apart, "warps": WARPS,
+                      "blocks": each, "grid": max(1, -(-tasks // (2 * WARPS)))})  # fmt: skip
     return found
 
 

@@ -86,7 +86,7 @@ class Convolution(Subject):
             text, grid=self.ctas,
             args=[machine.argument(param, [view(x) for x in args], NO_OUTPUT)
                   for param in self.module.params],
-            smem_bytes=self.module.smem_bytes, table=self.module.table, seed=seed, limit=40_000,
+            smem_bytes=self.module.smem_bytes, table=self.module.table, seed=seed, limit=120_000,
         )  # fmt: skip
         u, k, *gates = self.given()
         names, params = ("in_gate", "out_gate"), dict(self.params)
