@@ -207,8 +207,8 @@ def configs(width: int, x: ArrayView) -> list[dict[str, Any]]:
         stages = min((SHARED_BYTES - 32 * places - 512) // (WARPS * (length * item + 8)), 64)
         if stages >= 1.25 * chunks:
             break
-    return [{"warps": WARPS, "cluster": cluster, "blocks": 1, "piece": piece, "chunks": chunks,
-             "stages": stages} for piece in sorted({min(length, 2 * PIECE), PIECE})[::-1]]  # fmt: skip
+    held = {"warps": WARPS, "cluster": cluster, "blocks": 1, "chunks": chunks, "stages": stages}
+    return [{**held, "piece": n} for n in sorted({min(length, 2 * PIECE), PIECE}, reverse=True)]
 
 
 def _short_configs(width: int, item: int) -> list[dict[str, Any]]:

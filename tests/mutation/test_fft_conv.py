@@ -93,7 +93,8 @@ class Convolution(Subject):
         gates = [x if params.get(name) else None for name, x in zip(names, gates, strict=True)]
         used = [gate for gate in gates if gate is not None]
         wanted = exact(u, k, bool(params["causal"]), *gates)
-        return result, "" if error(args[-1 - len(used)].reshape(u.shape), wanted) < 2 * LIMITS["f16"] else "far"
+        made = args[-1 - len(used)].reshape(u.shape)
+        return result, "" if error(made, wanted) < 2 * LIMITS["f16"] else "far"
 
 
 def _subject(batch: int, channels: int, length: int, **params: Any) -> Convolution:

@@ -108,7 +108,7 @@ class Streams:
         return places
 
     def write(self, places, values):
-        """Writes values to tiles that products read then; what reads them now has been waited for."""
+        """Writes values to tiles that products read then; products before have been waited for."""
         for place, value in zip(places, values, strict=True):
             tc.store(place, value)
         tc.fence_async()
