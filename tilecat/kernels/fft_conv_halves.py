@@ -72,6 +72,66 @@ class Halves:
         return [found[r][s] for s in range(self.parts) for r in range(OUTER)]
 
 
+def pair(tiles, q):
+    """Real and imaginary part of number q."""
+    return [tiles[2 * q], tiles[2 * q + 1]]
+
+
+class Matrices:
+    """What all tasks need, loaded once a CTA: F, the twiddles and E of both halves.
+
+    Args:
+        pipe: the pipeline. kind: of a tile.
+        causal: else E[0] is F.
+        tensors: E, F and the twiddles.
+    """
+
+    def __init__(self, pipe, kind, causal, tensors):
+        self.causal, (self.E, self.F, self.W) = causal, tensors
+        once = {"ring": "constants", "rate": "cta"}
+        self.plain = pipe.input(kind, count=2, **once)
+        self.twiddles = pipe.input(kind, count=2 * OUTER, **once)
+        self.weighted = pipe.input(kind, count=2 * OUTER if causal else 2, **once)
+        pipe.setup(lambda: self.load())
+
+    def load(self):
+        """Producer."""
+        for part in range(2):
+            tc.load_async(self.plain[part], self.F[0, part, 0, 0])
+            for q in range(OUTER):
+                tc.load_async(self.twiddles[2 * q + part], self.W[q, part, 0, 0])
+                if self.causal or q:
+                    tc.load_async(self.rows(q)[part], self.E[q, part, 0, 0])
+
+    def rows(self, q):
+        """E of half q."""
+        if self.causal:
+            return pair(self.weighted, q)
+        return self.weighted if q else self.plain
+
+    def between(self, q):
+        """F, and the twiddles of half q."""
+        return matrix(self.plain), pair(self.twiddles, q)
+
+
+def convolve(streams, halves, matrices, registers, packed):
+    """One step of a consumer."""
+    (spectrum, sums), z = registers, tc.complex_tile(*halves.values[:2])
+    tiles = streams.exchange(halves.spread(streams.open()))
+    streams.close()
+    for q in range(OUTER):
+        before = load_complex(matrices.rows(q))
+        tc.mma_AB(sums[0], before, matrix(pair(tiles, q)), accumulate=False)
+        tc.mma_wait()
+        transform(matrices.between(q), pair(spectrum, q), (sums[0], sums[0], z), packed)
+        streams.write(pair(tiles, q), (z.re, z.im))
+    for q in range(OUTER):
+        after = adjoint(matrix(matrices.rows(q)))
+        tc.mma_AB(sums[q], after, matrix(pair(tiles, q)), accumulate=False)
+    tc.mma_wait()
+    streams.give(halves.gathered(sums))
+
+
 @tc.kernel
 def fft_conv_halves(U: gl[T, "B", "C", "R", 64], H: gl[TI, "P", 2, 64, 64],
                     E: gl[TI, 2, 2, 64, 64], F: gl[TI, 1, 2, 64, 64], W: gl[TI, 2, 2, 64, 64],
@@ -86,75 +146,41 @@ def fft_conv_halves(U: gl[T, "B", "C", "R", 64], H: gl[TI, "P", 2, 64, 64],
         args, causal, in_gate, out_gate, consumers: see `fft_conv_64`.
     """
     parts, inner = 1 if causal else 2, H.dtype
-    packed = (U.dtype, inner) == (bf16, f16)
+    packed, each = (U.dtype, inner) == (bf16, f16), parts * OUTER
     pipe = tc.lcsf(consumers=consumers, stages=1, steps=tc.cdiv(U.size(0), parts * consumers),
                    tasks=tc.custom_order(U.size(1), lambda t: {"channel": t}))  # fmt: skip
-    kind = st[inner, SIDE, SIDE]
-    once = {"ring": "constants", "rate": "cta"}
-    plain = pipe.input(kind, count=2, **once)
-    twiddles = pipe.input(kind, count=2 * OUTER, **once)
-    rows = pipe.input(kind, count=2 * OUTER if causal else 2, **once)
-    h = pipe.input(kind, count=2 * OUTER, ring="spectrum", rate="task", stages=1)
-    streams = Streams(pipe, st[U.dtype, SIDE, SIDE], (parts * OUTER, 2 * OUTER, parts * OUTER),
-                      (in_gate, out_gate), consumers)  # fmt: skip
+    matrices = Matrices(pipe, st[inner, SIDE, SIDE], causal, (E, F, W))
+    h = pipe.input(st[inner, SIDE, SIDE], count=2 * OUTER, ring="spectrum", rate="task", stages=1)
+    streams = Streams(pipe, st[U.dtype, SIDE, SIDE], (each, 2 * OUTER, each), (in_gate, out_gate),
+                      consumers)  # fmt: skip
     halves = Halves(causal, inner)
     sums = [tc.complex_tile(*(tc.empty(rt[f32, SIDE, SIDE]) for _ in range(2)))
             for _ in range(OUTER)]  # fmt: skip
-    z = tc.complex_tile(*halves.values[:2])
 
-    @pipe.setup
-    def _():
-        for part in range(2):
-            tc.load_async(plain[part], F[0, part, 0, 0])
-            for q in range(OUTER):
-                tc.load_async(twiddles[2 * q + part], W[q, part, 0, 0])
-            for q in range(OUTER) if causal else (1,):
-                tc.load_async(rows[2 * q + part if causal else part], E[q, part, 0, 0])
+    def place(task, step, i):
+        return step * (parts * consumers) + i // OUTER, task.channel, i % OUTER, 0
 
     @pipe.begin
     def _(task):
-        for q in range(OUTER):
-            for part in range(2):
-                tc.load_async(h[2 * q + part], H[task.channel * OUTER + q, part, 0, 0])
+        for i in range(2 * OUTER):
+            tc.load_async(h[i], H[task.channel * OUTER + i // 2, i % 2, 0, 0])
 
     @pipe.load
     def _(task, step):
-        for i in range(parts * consumers * OUTER):
-            place = step * (parts * consumers) + i // OUTER, task.channel, i % OUTER, 0
+        for i in range(each * consumers):
             for tiles, tensor in streams.loads((U, *args)):
-                tc.load_async(tiles[i], tensor[place])
+                tc.load_async(tiles[i], tensor[place(task, step, i)])
             if out_gate:
-                tc.load_async(streams.after[i], args[-1][place])
-
-    def pair(tiles, q):
-        return [tiles[2 * q], tiles[2 * q + 1]]
-
-    def matrix_of(q):
-        return pair(rows, q) if causal else (rows if q else plain)
+                tc.load_async(streams.after[i], args[-1][place(task, step, i)])
 
     @pipe.consume
     def _(task, steps):
         h.wait()
         for _ in tc.range(steps):
-            tiles = streams.exchange(halves.spread(streams.open()))
-            streams.close()
-            for q in range(OUTER):
-                tc.mma_AB(sums[0], load_complex(matrix_of(q)), matrix(pair(tiles, q)),
-                          accumulate=False)  # fmt: skip
-                tc.mma_wait()
-                transform((matrix(plain), pair(twiddles, q)), pair(h, q), (sums[0], sums[0], z),
-                          packed)  # fmt: skip
-                streams.write(pair(tiles, q), (z.re, z.im))
-            for q in range(OUTER):
-                tc.mma_AB(sums[q], adjoint(matrix(matrix_of(q))), matrix(pair(tiles, q)),
-                          accumulate=False)  # fmt: skip
-            tc.mma_wait()
-            streams.give(halves.gathered(sums))
+            convolve(streams, halves, matrices, (h, sums), packed)
         h.release()
 
     @pipe.store
     def _(task, step):
-        for i in range(parts * consumers * OUTER):
-            place = Y[step * (parts * consumers) + i // OUTER, task.channel, i % OUTER, 0]
-            each = parts * OUTER
-            tc.store_async(place, streams.y[i // each * 2 * OUTER + i % each])
+        for i in range(each * consumers):
+            tc.store_async(Y[place(task, step, i)], streams.y[i // each * 2 * OUTER + i % each])
