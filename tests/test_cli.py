@@ -263,6 +263,11 @@ def test_emit_writes_products_with_scales(name, machine):
     assert machine in text and "UTCCP" in text
 
 
+@pytest.mark.parametrize("name", ["ssd", pytest.param("delta_rule", marks=pytest.mark.full)])
+def test_emit_writes_kernels_that_take_further_arguments(name):
+    assert f".entry {name}(" in call("emit", name)
+
+
 def test_emit_rejects_unknown_stages_targets_and_parameters():
     assert "'ir', 'ptx', 'sass'" in call("emit", "matmul", "--stage", "cuda", code=2)
     assert "sm_90a" in call("emit", "matmul", "--target", "sm_80", code=2)

@@ -276,16 +276,19 @@ class KernelFunction:
             dtype: without arrays, the choice for a kernel's dtype parameter (its first if None).
             params: compile-time parameters.
         """
-        if args:
-            bound = bind(self.signature, [self._view(a) for a in args], params)
-            compiled = self.specialize(bound.specialization, target)
-        else:
-            spec = default_specialization(
-                self.signature, complete_params(self.signature, params), dtype
-            )
-            compiled = self.specialize(spec, target)
+        compiled = self.traced(*args, target=target, dtype=dtype, **params)
         _ = compiled.assembled
         return compiled
+
+    def traced(
+        self, *args: Any, target: str = DEFAULT_TARGET, dtype: Any = None, **params: Any
+    ) -> Compiled:
+        """Traced, checked and emitted as `compile` does, not yet assembled."""
+        if args:
+            bound = bind(self.signature, [self._view(a) for a in args], params)
+            return self.specialize(bound.specialization, target)
+        complete = complete_params(self.signature, params)
+        return self.specialize(default_specialization(self.signature, complete, dtype), target)
 
     def __call__(self, *args: Any, stream: Any = None, grid: Any = None, **params: Any) -> None:
         """Runs the kernel on arrays; outputs are written in place.

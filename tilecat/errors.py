@@ -14,7 +14,10 @@ _PACKAGE = Path(__file__).resolve().parent
 _STANDARD_LIBRARY = Path(linecache.__file__).resolve().parent
 # Kernels are written by users of the language, even when they ship with it.
 _USER_PARTS = (_PACKAGE / "kernels",)
-_NO_KERNELS = (_PACKAGE / "kernels" / "spec.py",)
+_NO_KERNELS = tuple(
+    _PACKAGE / "kernels" / name
+    for name in ("spec.py", "product_specs.py", "recurrence_specs.py")
+)
 
 
 @dataclass(frozen=True)

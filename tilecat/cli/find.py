@@ -12,11 +12,9 @@ from typing import Any
 import click
 
 from ..arch import ARCHS
-from ..binding import default_specialization
 from ..driver import Compiled, KernelFunction
 from ..dtypes import by_name
 from ..kernels import KERNELS, KernelSpec
-from ..language.kernel import complete_params
 
 TARGETS = tuple(arch.target for arch in ARCHS)
 DTYPES = ("bf16", "f16")
@@ -141,10 +139,16 @@ def parameters(
 
 
 def traced(kernel: KernelFunction, params: dict, dtype: str, target: str) -> Compiled:
-    """A kernel traced, checked and emitted, not yet assembled."""
-    complete = complete_params(kernel.signature, params)
-    spec = default_specialization(kernel.signature, complete, by_name(dtype))
-    return kernel.specialize(spec, target)
+    """A kernel traced, checked and emitted, not yet assembled.
+
+    One of ours that takes more arguments than it names has those of its example.
+    """
+    spec = next((spec for spec in KERNELS if spec.kernel is kernel), None)
+    args = []
+    if spec is not None and kernel.signature.rest:
+        named = {name for name, _ in spec.small}
+        args = spec.example({k: v for k, v in params.items() if k in named}, dtype=dtype)
+    return kernel.traced(*args, target=target, dtype=by_name(dtype), **params)
 
 
 _OPTIONS = (

@@ -4,6 +4,10 @@ KERNELS is the list: one `KernelSpec` a kernel.
 """
 
 from . import epilogues
-from .spec import KERNELS, Config, KernelSpec, Shape
+from .product_specs import PRODUCTS
+from .recurrence_specs import RECURRENCES
+from .spec import Config, KernelSpec, Shape
+
+KERNELS: tuple[KernelSpec, ...] = (*PRODUCTS, *RECURRENCES)
 
 __all__ = ["KERNELS", "Config", "KernelSpec", "Shape", "epilogues"]
