@@ -10,7 +10,7 @@ import pytest
 from runtime.fake_cuda import forget, installed
 
 import tilecat as tc
-from tilecat import driver, gemm_ready
+from tilecat import driver, ready
 from tilecat.codegen.module import PointerParam, ScalarParam, StrideParam, TensorMapParam
 from tilecat.kernels.gemm import matmul as kernel
 from tilecat.runtime import arrays, launch, workspace
@@ -102,7 +102,7 @@ def gpu(monkeypatch):
     cold(monkeypatch)
     monkeypatch.setattr(tc.operators, "num_sms", lambda device: 132)
     monkeypatch.setattr(driver.Compiled, "cubin", property(lambda self: self.module))
-    launched, learn = cuda.cuLaunchKernel, gemm_ready.Product.learn
+    launched, learn = cuda.cuLaunchKernel, ready._Known.learn
 
     def load(module):
         MODULES[id(module)] = module
@@ -127,7 +127,7 @@ def gpu(monkeypatch):
     cuda.cuModuleLoadData, cuda.cuLaunchKernel = load, run
     cuda.cuLaunchKernelEx = run_configured
     cuda.cuModuleGetFunction = lambda module, name: (cuda.status, module)
-    monkeypatch.setattr(gemm_ready.Product, "learn", learning)
+    monkeypatch.setattr(ready._Known, "learn", learning)
     found.cold = lambda: cold(monkeypatch)
     yield found
     forget()
@@ -138,12 +138,8 @@ def cold(monkeypatch):
     monkeypatch.setattr(arrays, "_viewers", {})
     monkeypatch.setattr(arrays, "_torch_table", {})
     monkeypatch.setattr(launch, "_stream_getters", {})
-    for module in (arrays, gemm_ready):
-        module.TENSORS.clear()
-    gemm_ready._products.clear()
-    gemm_ready._launches.clear()
-    gemm_ready._seen.clear()
-    for memory in (kernel._ready, kernel._prepared):
+    arrays.TENSORS.clear()
+    for memory in (ready._calls, ready._seen, kernel._ready, kernel._prepared):
         memory.clear()
     for compiled in kernel._compiled.values():
         compiled._launcher = None
@@ -179,7 +175,7 @@ def test_a_ready_launch_is_that_of_the_slow_path_whatever_changes(gpu):
         for name, args in changed(a, b, c):
             tc.matmul(*args)
             warm.setdefault(name, []).append(gpu.ran[-1])
-    assert (once := gpu.learnt) == len(warm) - 2, "two differ by address alone"
+    assert (once := gpu.learnt) == len(warm) - 3, "three differ by address or class alone"
     for name, args in changed(a, b, c):
         tc.matmul(*args)
         assert warm[name] == [gpu.ran[-1]] * 3, name
@@ -355,8 +351,7 @@ def test_a_kernel_called_again_launches_the_same(gpu):
 
 
 def test_what_is_remembered_is_bounded(gpu, monkeypatch):
-    monkeypatch.setattr(gemm_ready, "MAX_PRODUCTS", 3)
-    monkeypatch.setattr(gemm_ready, "MAX_LAUNCHES", 3)
+    monkeypatch.setattr(ready, "MAX_CALLS", 3)
     a, b = Tensor((64, 64)), Tensor((64, 64))
     for rows in range(56, 64):
         tc.matmul(a.like(shape=(rows, 64)), b)
@@ -365,5 +360,5 @@ def test_what_is_remembered_is_bounded(gpu, monkeypatch):
     for rows in range(56, 64):
         for _ in range(3):
             tc.matmul(a.like(shape=(rows, 64)), b, Tensor((rows, 64)))
-    assert len(gemm_ready._products) <= 3 and 0 < len(gemm_ready._launches) <= 3
-    assert all(len(known.launches) <= 3 for known in gemm_ready._products.values())
+    assert 0 < len(ready._calls) <= 3 and len(ready._seen) <= 3
+    assert all(len(known.launches) <= 3 for known in ready._calls.values())

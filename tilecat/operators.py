@@ -13,12 +13,12 @@ from .gemm_autotune import tune_first
 from .gemm_call import BLOCK, GemmCall, Options, prepare
 from .gemm_choice import WIDEST, Problem, choose, held
 from .gemm_groups import Groups
-from .gemm_parts import places_of
-from .gemm_ready import Launched, again, remember, tokens
+from .gemm_parts import Places, places_of
 from .kernels.gemm import matmul as matmul_kernel
 from .model.gemm import standing_for
+from .ready import Launch, addresses_in, again, remember, tokens
 from .runtime import deferred
-from .runtime.arrays import ITEM_BYTES, ArrayView, view
+from .runtime.arrays import ITEM_BYTES, TENSORS, ArrayView, allocator, view
 from .runtime.workspace import allocates
 
 _eased: dict[Any, Problem] = {}  # problems whose best configuration would spill registers
@@ -82,16 +82,56 @@ def matmul(
 
     Example: `y = tc.matmul(x, w, epilogue=((tc.epilogues.bias, bias), tc.epilogues.gelu))`
     """
-    plain = scale_a is scale_b is second is None and epilogue == ()
-    more = () if plain else tokens(scale_a, scale_b, second, epilogue)
-    if not target and (made := again(a, b, out, out_dtype, alpha, beta, more)) is not None:
-        return made
-    options = Options(out_dtype, alpha, beta, (scale_a, scale_b), second, epilogue)
-    call = prepare(a, b, out, options)
-    if target is not None:
-        return _on_machine(call, target)
-    remember((a, b, out), options, more, call.out, _launch(call))
+    more: tuple[Any, ...] = ()  # what is not as it is if nothing is said
+    plain = scale_a is scale_b is second is out_dtype is None and epilogue == ()
+    if not (plain and type(alpha) is type(beta) is float and alpha == 1 and beta == 0):
+        more = (_name(out_dtype), alpha, beta, scale_a, scale_b, second, epilogue)
+    key = None if target else _key(a, b, out, more)
+    given = (a, b) if out is None else (a, b, out)
+    if (made := again(key, given)) is not None:
+        return made[0] if out is None else out
+    call = prepare(a, b, out, Options(out_dtype, alpha, beta, (scale_a, scale_b), second, epilogue))
+    return _on_machine(call, target) if target is not None else _run(call, key, given, more)
+
+
+def _name(dtype: Any) -> Any:
+    return getattr(dtype, "name", dtype)
+
+
+def _run(
+    call: GemmCall, key: Any, given: tuple[Any, ...], options: tuple[Any, ...]
+) -> Any:
+    """Launches, and remembers how; the output."""
+    launch, places = _launch(call)
+    if key is not None and _is_for(launch, places, options):
+        like, made = view(call.out), (call.out,)[len(given) - 2 :]
+        makers = tuple(allocator(x, tuple(like.shape), like.dtype) for x in made)
+        remember(key, given, makers, made, [launch],
+                 shared=places.arguments if places.count else None)  # fmt: skip
     return call.out
+
+
+def _key(a: Any, b: Any, out: Any, options: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """`key_of` of three tensors, written out: 0.4 us less of the 10 that a call takes."""
+    if type(a) not in TENSORS or type(b) not in TENSORS:
+        return None
+    named = tokens(*options) if options else ()
+    if named is None:
+        return None
+    if out is None:
+        return (a.shape, b.shape, a.stride(), b.stride(), a.dtype, b.dtype, a.get_device(),
+                b.get_device(), named)  # fmt: skip
+    if type(out) not in TENSORS:
+        return None
+    return (a.shape, b.shape, out.shape, a.stride(), b.stride(), out.stride(), a.dtype, b.dtype,
+            out.dtype, a.get_device(), b.get_device(), out.get_device(), named)  # fmt: skip
+
+
+def _is_for(launch: Launch, places: Places, options: tuple[Any, ...]) -> bool:
+    """Whether what stands behind the operands is the caller's, not copies: made anew each call."""
+    further = launch.rest[2 * bool(places.count) :]
+    found = {view(x).ptr for x in further if hasattr(x, "shape")}
+    return found.issubset(addresses_in(options))
 
 
 def _on_machine(call: GemmCall, target: str) -> Any:
@@ -129,8 +169,12 @@ def _turned(a: Any, b: Any, out: Any) -> tuple[Any, Any, Any]:
     return b.swapaxes(-1, -2), a.swapaxes(-1, -2), out.swapaxes(-1, -2)
 
 
-def _launch(call: GemmCall) -> Launched:
-    """Calls the kernel; with whole or narrower tiles where registers would spill."""
+def _launch(call: GemmCall) -> tuple[Launch, Places]:
+    """Calls the kernel; with whole or narrower tiles where registers would spill.
+
+    Returns:
+        what ran; places for partial sums, the first of its further arguments.
+    """
     problem = _problem(call)
     tune_first(problem, call.arrays[0])
     arrays = _turned(*call.arrays) if problem.turned else call.arrays
@@ -145,8 +189,9 @@ def _launch(call: GemmCall) -> Launched:
         try:
             args = (*places.arguments(call.arrays[0]), *call.args)
             with call.naming(len(args) - len(call.args)):
-                matmul_kernel(*arrays, *args, **params, **more)
-            return Launched(arrays, args, {**params, **more}, problem.turned, places)
+                launch = Launch(matmul_kernel, arrays, args, {**params, **more})
+                launch.run()
+            return launch, places
         except ResourceError as error:
             if "spill" not in error.message:
                 raise

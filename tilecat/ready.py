@@ -1,25 +1,28 @@
-"""Calls with torch tensors seen before: their launches made ready.
+"""Calls with torch tensors on a GPU, seen before: their launches made ready.
 
 A call whose tensors lie as those of an earlier one, with the same options, skips checks and
 choices: of addresses seen before the launches are at hand, else the addresses in them are replaced.
+What ran once is not remembered yet: a seed may be another in each call.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from .captured import remembered
 from .driver import KernelFunction, Movable
-from .gemm_ready import tokens
 from .runtime.arrays import TENSORS, allocator
 from .runtime.workspace import unread
 
 MAX_CALLS = 4096  # layouts remembered, and launches of each
+NUMBERS = (float, int)
 
 _calls: dict[Any, _Known] = {}
+_seen: set[Any] = set()  # keys of calls that ran once
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,8 @@ class Launch:
     Args:
         kernel: what was called.
         tensors: its first arguments, each memory that the call was given, or made.
-        rest: its further arguments: numbers, tensors of its options, and of the call too.
+        rest: its further arguments: numbers, tensors of its options, and of the call too; of those
+            that stand in the key nothing but the address is looked at again.
         params: compile-time parameters.
     """
 
@@ -60,6 +64,21 @@ class _Known:
     movable: dict[Any, list[tuple[Movable, list[tuple[int, int]]]]] = field(default_factory=dict)
     launches: dict[Any, list[Callable[[Any], None]]] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        """Whether the call's tensors are all there is."""
+        self.alone = not self.makers and self.shared is None
+
+    def learn(
+        self, addresses: tuple[int, ...], found: list[tuple[Movable, list[tuple[int, int]]]]
+    ) -> None:
+        """Takes the kernels that ran for tensors aligned as these are.
+
+        Args:
+            addresses: of all tensors.
+            found: of each kernel its launches, and where each of its arguments is.
+        """
+        self.movable[_likeness(addresses)] = found
+
     def at(self, addresses: tuple[int, ...]) -> list[Callable[[Any], None]] | None:
         """Launches for tensors at these addresses; None if nothing is known of such."""
         found: list[Callable[[Any], None]] = []
@@ -87,12 +106,62 @@ def key_of(tensors: tuple[Any, ...], options: tuple[Any, ...]) -> tuple[Any, ...
     for x in tensors:
         if x is None:
             found.append(None)
-        elif type(x) in TENSORS and x.is_cuda:
+        elif type(x) in TENSORS:
             found += (x.shape, x.stride(), x.dtype, x.get_device())
         else:
             return None
-    named = tokens(*options)
-    return None if named is None else (*found, *named)
+    if options:
+        named = tokens(*options)
+        if named is None:
+            return None
+        found += named
+    return tuple(found)
+
+
+def tokens(*options: Any) -> tuple[Any, ...] | None:
+    """Options as part of a key; None for other than torch's tensors, numbers, functions, names.
+
+    Of tensors the address is part: their launches are for them alone.
+    """
+    found: list[Any] = []
+    for x in options:
+        if x is None:
+            found.append(None)
+            continue
+        kind = type(x)
+        if kind in TENSORS:
+            found.append((x.data_ptr(), x.get_device(), x.dtype, x.shape, x.stride()))
+        elif kind in NUMBERS:
+            found.append((kind, x or repr(x)))  # 0.0 and -0.0 differ
+        elif kind is bool or kind is str:
+            found.append((kind, x))
+        elif kind is tuple:
+            inner = tokens(*x)
+            if inner is None:
+                return None
+            found.append(inner)
+        elif callable(x) and _is_hashable(x):
+            found.append(remembered(x))
+        else:
+            return None
+    return tuple(found)
+
+
+def _is_hashable(x: Any) -> bool:
+    try:
+        hash(x)
+    except TypeError:
+        return False
+    return True
+
+
+def addresses_in(options: tuple[Any, ...]) -> Iterator[int]:
+    """Of the tensors that `tokens` names."""
+    for x in options:
+        if type(x) in TENSORS:
+            yield x.data_ptr()
+        elif type(x) is tuple:
+            yield from addresses_in(x)
 
 
 @dataclass(frozen=True)
@@ -153,13 +222,16 @@ def again(key: Any, given: tuple[Any, ...]) -> tuple[Any, ...] | None:
         key: of the call; None for one that nothing is remembered of.
         given: its tensors.
     """
-    known = None if key is None else _calls.get(key)
+    known = _calls.get(key)
     if known is None:
         return None
-    made = tuple([make() for make in known.makers])
-    tensors = (*given, *made)
-    if known.shared is not None:
-        tensors += known.shared(given[0])
+    made: tuple[Any, ...] = ()
+    tensors = given
+    if not known.alone:
+        made = tuple([make() for make in known.makers])
+        tensors += made
+        if known.shared is not None:
+            tensors += known.shared(given[0])
     addresses = tuple([x.data_ptr() for x in tensors])
     launches = known.launches.get(addresses) or known.at(addresses)
     if launches is None:
@@ -174,7 +246,7 @@ def remember(
     made: tuple[Any, ...], launches: Sequence[Launch], *,
     shared: Callable[[Any], tuple[Any, ...]] | None = None,
 ) -> None:  # fmt: skip
-    """Keeps what ran.
+    """Keeps what ran for the second time.
 
     Args:
         key: of the call; None for one that nothing is remembered of.
@@ -184,7 +256,12 @@ def remember(
         launches: the kernels, in order.
         shared: of a tensor: memory of the current stream that the launches use too.
     """
-    if key is None:
+    if key is None or not given[0].is_cuda:
+        return
+    if key not in _calls and key not in _seen:
+        if len(_seen) >= MAX_CALLS:
+            _seen.clear()
+        _seen.add(key)
         return
     tensors = (*given, *made, *(shared(given[0]) if shared else ()))
     addresses = tuple([x.data_ptr() for x in tensors])
@@ -200,9 +277,9 @@ def remember(
         rest = [x.data_ptr() if hasattr(x, "data_ptr") else 0 for x in launch.rest]
         places = [(at, 0) for at in first] + [(number.get(ptr, -1), ptr) for ptr in rest]
         found.append((movable, places))
-    if len(_calls) >= MAX_CALLS:
+    if key not in _calls and len(_calls) >= MAX_CALLS:
         _calls.clear()
-    _calls.setdefault(key, _Known(makers, shared)).movable[_likeness(addresses)] = found
+    _calls.setdefault(key, _Known(makers, shared)).learn(addresses, found)
 
 
 def _likeness(addresses: tuple[int, ...]) -> tuple[tuple[int, int], ...]:

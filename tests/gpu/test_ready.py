@@ -12,12 +12,12 @@ if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 
 import tilecat as tc  # noqa: E402
-from tilecat import gemm_ready  # noqa: E402
+from tilecat import ready  # noqa: E402
 from tilecat.testing import host_time  # noqa: E402
 
 
 def cold():
-    for memory in (gemm_ready._products, gemm_ready._launches, gemm_ready._seen):
+    for memory in (ready._calls, ready._seen):
         memory.clear()
 
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 from ..attention_call import attention
-from ..gemm_ready import MAX_LAUNCHES
 from ..kernels import epilogues
 from ..kernels.gemm import matmul as kernel
 from ..operators import matmul
+from ..ready import MAX_CALLS
 from ..runtime.arrays import view
 from ..runtime.deferred import launch as launch_module
 from ..testing import host_time
@@ -31,7 +31,7 @@ def _host(session: Session) -> dict[str, Any]:
     q, k, v = (torch.randn(1, 2, SIZE, 64, **options) for _ in range(3))
     vector = torch.randn(SIZE, device="cuda")
     parameter = torch.nn.Parameter(b, requires_grad=False)
-    elsewhere = itertools.cycle(torch.empty(2 * MAX_LAUNCHES, SIZE, SIZE, **options).unbind())
+    elsewhere = itertools.cycle(torch.empty(2 * MAX_CALLS, SIZE, SIZE, **options).unbind())
     calls: dict[str, Callable[[], Any]] = {
         "tilecat.matmul(a, b, out=c)": lambda: matmul(a, b, out=c),
         "tilecat.matmul(a, b)": lambda: matmul(a, b),
