@@ -109,13 +109,13 @@ def sigmoid(x):
 
 @pytest.mark.parametrize("dim", [64, 128])
 @pytest.mark.parametrize("kind", ["softcap", "bias", "key bias", "alibi", "function", "mask",
-                                  "multiple"])  # fmt: skip
+                                  "multiple", "by head", "by query"])  # fmt: skip
 def test_gradients_through_scores(kind, dim):
     size, rng = (1, 2, 1, 100, 200), np.random.default_rng(5)
     i, j = positions(size)
     bias = rng.standard_normal((2, 100, 200)).astype(np.float32)
     of_keys = rng.standard_normal((1, 1, 1, 200)).astype(np.float32)
-    slopes = np.array([0.1, 0.3], np.float32)
+    slopes, of_queries = np.array([0.1, 0.3], np.float32), rng.random(100).astype(np.float32)
     options, score = {
         "softcap": ({"softcap": 2.0}, lambda s: (2 * np.tanh(s / 2), 1 - np.tanh(s / 2) ** 2)),
         "bias": ({"bias": bias}, lambda s: (s + bias, 1.0)),
@@ -125,6 +125,10 @@ def test_gradients_through_scores(kind, dim):
         "function": ({"score_mod": lambda s, at: s * tc.sigmoid(s)},
                      lambda s: (s * sigmoid(s), sigmoid(s) * (1 + s * (1 - sigmoid(s))))),
         "multiple": ({"score_mod": lambda s, at: 3.0 * s}, lambda s: (3 * s, 3.0)),
+        "by head": ({"score_mod": (lambda s, at, x: s * at.of_head(x), 4 * slopes)},
+                    lambda s: (s * 4 * slopes[:, None, None], 4 * slopes[:, None, None])),
+        "by query": ({"score_mod": (lambda s, at, x: s * at.of_queries(x), of_queries)},
+                     lambda s: (s * of_queries[:, None], of_queries[:, None])),
         "mask": ({"mask_mod": (lambda at, far: abs(at.queries - at.keys) <= far, 50)}, None),
     }[kind]  # fmt: skip
     seen = abs(i - j) <= 50 if kind == "mask" else None

@@ -160,7 +160,7 @@ class Consumer:
 
     def make_ds(self, slope, here, ahead):
         """DS of P and dP, which may be under way: P (dP - delta), and times the slope of scores."""
-        s, dp, bent = self.s, self.dp, isinstance(slope, RegTile) or slope not in (None, 1.0)
+        s, dp, bent = self.s, self.dp, isinstance(slope, RegTile) or slope not in (None, 1)
         if bent and self.biased is None:
             tc.mul(s, slope, out=s)
         if not ahead:

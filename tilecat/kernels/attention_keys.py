@@ -37,11 +37,16 @@ def changed(s, mods, at):
         here = replace(at, scores=part, row=at.row + first, first_row=at.first_row + first)
         found.append(mods.slope(part, here))
         mods.hide(part, here)
-    if not isinstance(found[0], RegTile):
+    if found[0] is None or isinstance(found[0], int | float):
         return found[0]
     slope = tc.empty(s.type)
     for i, part in enumerate(found):
-        tc.copy(slope[:, i * FEW : (i + 1) * FEW], part)
+        into = slope[:, i * FEW : (i + 1) * FEW]
+        if isinstance(part, RegTile):
+            tc.copy(into, part)
+        else:  # a number or a vector of run time, which another part of the tile has others of
+            tc.fill(into, 1.0)
+            tc.mul(into, part, out=into)
     return slope
 
 
