@@ -1,14 +1,16 @@
 """Bank conflicts of attention's kernels: the static count beside the hardware's counters.
 
     python benchmarks/bank_conflicts_attention.py metrics
-    ncu --clock-control none --csv --metrics METRICS \\
+    ncu --clock-control none --csv -k regex:^attention_ --metrics METRICS \\
         python benchmarks/bank_conflicts_attention.py run > ncu.csv
     python benchmarks/bank_conflicts_attention.py report ncu.csv OUT.json
 
 A forward and a backward of each head dim, causal and not: B 2, 8 heads, N 1024. The static count is
 of the accesses of threads to shared tiles in the text, each once: conflicts are wavefronts beyond
-the ideal number. The counters are of a launch; that of conflicts also counts a wavefront that waits
-for TMA or for the tensor cores, and so does not stand at 0 where the static count does.
+the ideal number. The counters are of a launch. Those whose names have `sass` come from the
+instructions: conflicts of `ldmatrix` and `stmatrix`, wavefronts and instructions of plain accesses.
+The other counter of conflicts also counts wavefronts that wait for TMA or for the tensor cores, so
+that it does not stand at 0 where the others do.
 """
 
 import csv
@@ -27,6 +29,12 @@ from tilecat.check import shared_accesses
 CONFLICTS = "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum"
 WAVEFRONTS = "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum"
 BY_OP = tuple(f"l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_{op}.sum" for op in ("ld", "st"))
+SASS = (
+    *(f"sm__sass_l1tex_data_bank_conflicts_pipe_lsu_mem_shared_op_{op}.sum"
+      for op in ("ldsm", "stsm")),
+    *(f"sm__sass_l1tex_data_pipe_lsu_wavefronts_mem_shared_op_{op}.sum" for op in ("ld", "st")),
+    *(f"smsp__inst_executed_op_shared_{op}.sum" for op in ("ld", "st")),
+)  # fmt: skip
 KERNELS = ("attention_forward", "attention_delta", "attention_backward", "attention_dq")
 DIMS = (64, 96, 128, 192, 256)
 BATCH, HEADS, LENGTH = 2, 8, 1024
@@ -88,7 +96,8 @@ def counted(source: str) -> tuple[list[dict[str, Any]], str]:
         name = row["Kernel Name"].partition("(")[0]
         if name in KERNELS:
             launch = found.setdefault(int(row["ID"]), {"kernel": name})
-            launch[row["Metric Name"]] = int(float(row["Metric Value"].replace(",", "")))
+            value = row["Metric Value"].replace(",", "")
+            launch[row["Metric Name"]] = int(float(value)) if value != "n/a" else None
             device = f"compute capability {row['CC']}"
     return list(found.values()), device
 
@@ -115,7 +124,7 @@ def report(source: str, target: str) -> None:
 if __name__ == "__main__":
     match sys.argv[1:]:
         case ["metrics"]:
-            print(",".join((CONFLICTS, WAVEFRONTS, *BY_OP)))
+            print(",".join((CONFLICTS, WAVEFRONTS, *BY_OP, *SASS)))
         case ["run"]:
             run()
         case ["report", source, target]:

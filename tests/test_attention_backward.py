@@ -135,21 +135,33 @@ def test_gradients_through_scores(kind, dim):
     check(size, dim, seen=seen, score=score, **options)
 
 
+def silu(s):
+    """Of s, and its derivative."""
+    return s * sigmoid(s), sigmoid(s) * (1 + s * (1 - sigmoid(s)))
+
+
 @pytest.mark.parametrize(("shape", "options"), [
     ((2, 100, 200), {}), ((100, 200), {"causal": True}), ((2, 1, 100, 200), {"softcap": 2.0}),
-], ids=["heads", "one", "batch softcap"])  # fmt: skip
+    ((1, 200), {"causal": True}), ((2, 1, 1, 200), {"softcap": 2.0}),
+    ((2, 100, 200), {"softcap": 2.0, "score_mod": lambda s, at: s * tc.sigmoid(s)}),
+    ((1, 2, 1, 200), {"score_mod": lambda s, at: s * tc.sigmoid(s)}),
+], ids=["heads", "one", "batch softcap", "keys", "keys softcap", "softcap function",
+        "keys function"])  # fmt: skip
 def test_a_bias_has_a_gradient(shape, options):
-    """Summed over batch and heads where they broadcast; in its own dtype."""
+    """Summed over axes that broadcast; in its own dtype; between a soft cap and a function."""
     rng, half = np.random.default_rng(5), bf16.numpy
     q, dout = (rng.standard_normal((2, 2, 100, 64)).astype(half) for _ in range(2))
     k, v = (rng.standard_normal((2, 1, 200, 64)).astype(half) for _ in range(2))
     bias = rng.standard_normal(shape).astype(np.float32)
     i, j = positions(q.shape[:2] + (1,) + (100, 200))
+    after = []
 
     def score(s):
-        if "softcap" not in options:
-            return s + bias, 1.0
-        return 2 * np.tanh(s / 2) + bias, 1 - np.tanh(s / 2) ** 2
+        s, slope = (s, 1.0) if "softcap" not in options else (
+            2 * np.tanh(s / 2), 1 - np.tanh(s / 2) ** 2)  # fmt: skip
+        s, more = (s + bias, 1.0) if "score_mod" not in options else silu(s + bias)
+        after.append(more)
+        return s, slope * more
 
     exact = gradients(q, k, v, dout, seen=(j <= i) | ("causal" not in options), score=score)
     given = dout, q, k, v, exact.out.astype(half), exact.lse.astype(np.float32)
@@ -157,9 +169,27 @@ def test_a_bias_has_a_gradient(shape, options):
     for got, wanted in zip(found, (exact.dq, exact.dk, exact.dv), strict=True):
         assert_close(got, wanted, half)
     wide = (1,) * (4 - len(shape)) + shape
-    axes = tuple(axis for axis in (0, 1) if wide[axis] == 1)
-    parts = (x.sum(axes, keepdims=True).reshape(shape) for x in (exact.db.value, exact.db.error))
+    axes = tuple(axis for axis in (0, 1, 2) if wide[axis] == 1)
+    of_bias = exact.db.value * after[0], exact.db.error * np.abs(after[0])
+    parts = (x.sum(axes, keepdims=True).reshape(shape) for x in of_bias)
     assert_close(db, Reference(*parts), np.float32)
+
+
+@pytest.mark.parametrize("options", [{}, {"deterministic": True, "causal": True}], ids=str)
+def test_sinks_have_a_gradient(options):
+    rng, half = np.random.default_rng(5), bf16.numpy
+    q, dout = (rng.standard_normal((2, 3, 100, 64)).astype(half) for _ in range(2))
+    k, v = (rng.standard_normal((2, 1, 200, 64)).astype(half) for _ in range(2))
+    sinks = np.array([0.5, 4.0, -np.inf], np.float32)
+    i, j = positions((2, 3, 1, 100, 200))
+    seen = (j <= i - 20) if options else None  # some queries see the sink alone, or nothing
+    more = {"mask_mod": lambda at: at.keys <= at.queries - 20, **options} if options else {}
+    exact = gradients(q, k, v, dout, seen=seen, sinks=sinks)
+    given = dout, q, k, v, exact.out.astype(half), exact.lse.astype(np.float32)
+    found = tc.attention_backward(*given, sinks=sinks, sinks_grad=True, **more)
+    for got, wanted in zip(found, (exact.dq, exact.dk, exact.dv), strict=False):
+        assert_close(got, wanted, half)
+    assert_close(found[3], exact.dz, np.float32)
 
 
 @pytest.mark.parametrize("line", range(1, len(attention_backward_call.LINES)))
@@ -170,17 +200,16 @@ def test_gradients_made_by_several_launches(monkeypatch, line):
     monkeypatch.setattr(attention_backward_call, "_fitting", {})
     i, j = positions((1, 2, 1, 70, 130))
     check((1, 2, 1, 70, 130), 128, seen=j >= i - 20, window=(20, None))
-    if line < 3:  # heads of 64 have no halves
+    if line == 4:
+        check((1, 1, 1, 40, 70), 192, dim_v=256)
+    if line == 1:
         test_a_bias_has_a_gradient((2, 1, 100, 200), {"softcap": 2.0})
 
 
-@pytest.mark.parametrize(("options", "message"), [
-    ({}, "got None"), ({"bias": np.zeros((1, 9), np.float32)}, r"got the shape \(1, 9\)"),
-    ({"bias": np.zeros((8, 9), np.float32), "score_mod": lambda s, at: s}, "got a score_mod"),
-], ids=["none", "of keys", "score_mod"])  # fmt: skip
-def test_a_bias_that_has_no_gradient(options, message):
-    with pytest.raises(tc.LayoutError, match=f"bias_grad is the gradient of .*{message}"):
-        tc.attention_backward(*arrays().values(), bias_grad=True, **options)
+@pytest.mark.parametrize("name", ["bias", "sinks"])
+def test_a_gradient_of_what_is_not_given(name):
+    with pytest.raises(tc.LayoutError, match=f"{name}_grad is its gradient, got no {name}"):
+        tc.attention_backward(*arrays().values(), **{f"{name}_grad": True})
 
 
 def test_a_score_mod_that_has_no_derivative_is_an_error():

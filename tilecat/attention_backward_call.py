@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .attention_call import SCALE_HINT, heads_first
-from .attention_options import Options, check_positive
+from .attention_options import Options, check_array, check_positive
 from .errors import DTypeError, LayoutError, ResourceError
 from .kernels.attention_backward import attention_backward as kernel
 from .kernels.attention_keys import parts_of
@@ -18,6 +18,7 @@ from .row_arguments import first_that_fits
 from .runtime.arrays import ArrayView, allocator, view
 
 HALVES = ("bf16", "f16")
+BIAS = 6  # place of its gradient among what a call makes
 NAMES = ("dout", "q", "k", "v", "out", "lse")
 # By columns of tiles: parameters of the kernel, where scores are products and edges alone.
 CONFIGS: dict[int, dict[str, Any]] = {
@@ -29,14 +30,16 @@ CONFIGS: dict[int, dict[str, Any]] = {
 }
 APART = 192  # columns from which registers hold dK or dV of 64 keys, not both: two launches
 APART_BENT = 128  # of scores that have a slope, and of windows with scores that change
-# What one launch, two, three or four make: each line's hold less in registers than those of the
-# line before. Where they are not enough still, which depends on what changes scores, the next runs.
-DV, DQ, DK = ({"grads": (name,)} for name in ("dv", "dq", "dk"))
-LINES: tuple[dict[str, Any], ...] = (
-    {"launches": ({"grads": ("dq", "dk", "dv")},)},
-    {"launches": (DV, {"grads": ("dq", "dk")})},
-    {"launches": (DV, DK, DQ)},
-    {"launches": (DV, DK | {"half": 0}, DK | {"half": 1}, DQ)},
+# What launches make, and of how many columns at a time: each line's hold less in registers than
+# those of the line before. Where they are not enough still, which depends on what changes scores,
+# the next runs.
+DQ, DK, DV = (("dq",), 256), (("dk",), 256), (("dv",), 256)
+LINES: tuple[tuple[tuple[tuple[str, ...], int], ...], ...] = (
+    ((("dq", "dk", "dv"), 256),),
+    (DV, (("dq", "dk"), 256)),
+    (DV, DK, DQ),
+    ((("dv",), 128), (("dk",), 128), DQ),
+    ((("dv",), 64), (("dk",), 64), DQ),
 )
 PANEL = 64  # columns, 128 bytes: parts of a shared tile are whole panels
 _fitting: dict[Any, int] = {}  # how many lines further than the first to try
@@ -48,7 +51,7 @@ def attention_backward(
     window: tuple[int | None, int | None] | None = None, scale: float | None = None,
     softcap: float | None = None, bias: Any = None, mask_mod: Any = None, score_mod: Any = None,
     cu_seqlens_q: Any = None, cu_seqlens_k: Any = None, sinks: Any = None,
-    deterministic: bool = False, bias_grad: bool = False,
+    deterministic: bool = False, bias_grad: bool = False, sinks_grad: bool = False,
 ) -> tuple[Any, ...]:  # fmt: skip
     """Gradients dq, dk, dv of `tc.attention(q, k, v, ...)`, given dout of its output.
 
@@ -61,40 +64,46 @@ def attention_backward(
         out: what the forward gave, B x H x Lq x Dv.
         lse: its log-sum-exp, f32, B x H x Lq; rows of -inf see no key, and have gradients of 0.
         causal, window, scale, softcap, bias, mask_mod, score_mod, sinks: as in the forward.
-            Arguments of functions have no gradients here, sinks neither: they are in lse. A
-            score_mod is differentiated (`tc.derivative`).
+            Arguments of functions have no gradients here. A score_mod is differentiated
+            (`tc.derivative`).
         cu_seqlens_q, cu_seqlens_k: as in the forward, with q of total x H x D, and so on.
         deterministic: dq is added in the order of the keys, and comes out the same each time. Edges
-            save no time then. (dk and dv always do.)
-        bias_grad: the bias's gradient too: summed, in no fixed order, over axes of 1 that
-            broadcast.
+            save no time then. (dk, dv and those of sinks always do; the bias's does not.)
+        bias_grad: the bias's gradient too, summed over axes of 1 that broadcast.
+        sinks_grad: the sinks' gradient too.
 
     Returns:
-        dq, dk, dv, of the dtype and shapes of q, k, v; with bias_grad dbias too, as bias. CUDA
-        arrays run on the GPU on the current stream, without waiting; NumPy arrays and CPU tensors
-        run on the PTX machine.
+        dq, dk, dv, of the dtype and shapes of q, k, v; then dbias as bias, and dsinks as sinks, of
+        those that are asked for. CUDA arrays run on the GPU on the current stream, without waiting;
+        NumPy arrays and CPU tensors run on the PTX machine.
 
     Raises:
-        LayoutError: shapes that do not fit, an option that is not supported; bias_grad without a
-            bias, beside a score_mod, or of a bias that broadcasts over queries or keys.
+        LayoutError: shapes that do not fit, an option that is not supported; a gradient of what is
+            not given.
         DTypeError: dtypes other than those above.
         ResourceError: arrays on two devices; a CUDA array and no GPU.
 
     Example: `dq, dk, dv = tc.attention_backward(dy, q, k, v, y, lse)`
     """
+    for name, x, wanted in (("bias", bias, bias_grad), ("sinks", sinks, sinks_grad)):
+        if wanted and x is None:
+            raise LayoutError(f"attention_backward: {name}_grad is its gradient, got no {name}")
+    sinks = sinks if sinks_grad else None  # else they are in lse
     starts = None if cu_seqlens_q is cu_seqlens_k is None else (cu_seqlens_q, cu_seqlens_k)
     options = Options(causal, window, scale, softcap, bias, mask_mod, score_mod, None, starts)
     given = (dout, q, k, v, out, lse)
-    if bias_grad:
-        return _run(None, given, options, bool(deterministic), True)
-    key = key_of(given, ("backward", bool(deterministic), causal, window, scale, softcap, bias,
-                         mask_mod, score_mod, starts))  # fmt: skip
-    made = again(key, given) or _run(key, given, options, bool(deterministic))
-    return made[0], made[1], made[2]
+    asked = bool(deterministic), bool(bias_grad), sinks
+    key = key_of(given, ("backward", *asked, causal, window, scale, softcap, bias, mask_mod,
+                         score_mod, starts))  # fmt: skip
+    made = again(key, given) or _run(key, given, options, *asked)
+    more: list[Any] = [_like(made[BIAS], bias)] if bias_grad else []
+    if sinks is not None:
+        more.append(-made[-1].sum((0, 2)))
+    return (*made[:3], *more)
 
 
 def _run(
-    key: Any, given: tuple[Any, ...], options: Options, ordered: bool, biased: bool = False
+    key: Any, given: tuple[Any, ...], options: Options, ordered: bool, biased: bool, sinks: Any
 ) -> tuple[Any, ...]:
     """Checks, chooses, allocates and launches; gradients and workspace."""
     whole = given
@@ -102,55 +111,101 @@ def _run(
         *tensors, sums = given
         whole = (*(heads_first(n, x) for n, x in zip(NAMES, tensors, strict=False)), sums[None])
     dout, q, k, v, out, lse = whole
-    shape = batch, heads, queries, keys = _check(whole)
-    starts = options.sequences(queries, keys)
+    shape = _check(whole)
+    starts = options.sequences(*shape[2:])
     dtype, dims = view(q).dtype, (view(q).shape[3], view(v).shape[3])
     scale = dims[0] ** -0.5 if options.scale is None else options.scale
     check_positive("scale", scale, SCALE_HINT)
     edges, args = options.edges()
     mods, more = options.mods(shape)
-    makers = tuple(allocator(x, tuple(view(x).shape), dtype) for x in given[1:4])
-    of_bias = (_zeroed(allocator(q, _biased(options, shape), "f32"))(),) if biased else ()
-    if 0 in shape:
-        made = tuple(make() for make in makers)
-        for array in made:
-            array[...] = 0
-        return made + of_bias
+    if sinks is not None:
+        check_array("sinks", sinks, shape[1:2], ("f32",), "H")
     wide = {"dim": tile_dim(dims[0]), "dim_v": tile_dim(dims[1])}
     bent = _has_slope(options) or edges.left and mods.score is not None
     config = {"tile_q": ROWS, **CONFIGS[max(wide.values())]}
-    if ordered or edges.left or mods != Mods(sinks=mods.sinks):  # that takes registers too
+    if ordered or edges.left or mods != Mods():  # that takes registers too
         config |= {"tile_q": ROWS, "held": False}
-    rows, sequences = config["tile_q"], view(starts[0]).shape[0] - 1 if starts else 1
-    apart = max(wide.values()) >= (APART_BENT if bent else APART)
+    rows, apart = config["tile_q"], max(wide.values()) >= (APART_BENT if bent else APART)
     cut = parts_of(wide["dim"], rows, config["consumers"])
-    behind = (queries // rows + sequences) * rows  # as `blocks_of` counts blocks
     part = ROWS * wide["dim"] // cut
-    sizes = ((behind,), (behind,), (behind // ROWS * cut, part))
-    makers += tuple(allocator(q, (batch, heads, *size), "f32") for size in sizes)
-    if ordered:
-        makers += (_zeroed(allocator(q, (batch, heads, behind // ROWS * cut), "s32")),)
+    makers = tuple(allocator(x, tuple(view(x).shape), dtype) for x in given[1:4])
+    makers += _workspace(q, shape, starts, rows, (cut, part), options.bias if biased else None,
+                         ordered, sinks is not None)  # fmt: skip
     made = tuple(make() for make in makers)
+    if 0 in shape:
+        for array in made:
+            array[...] = 0
+        return made
     gradients = tuple(heads_first("q", x) if starts else x for x in made[:3])
-    lse2, delta, sums, *turns = made[3:]
+    (lse2, delta, sums), of_bias = made[3:BIAS], made[BIAS : BIAS + biased]
+    turns = made[BIAS + biased :][:ordered]
+    shares = made[-1:] if sinks is not None else ()
+    of_keys = biased and _of_keys(options.bias, shape)
     main = {"order": "longest" if edges.left or edges.right else "sequence", "edges": edges,
-            "mods": mods, "packed": bool(starts), "ordered": ordered, "biased": biased}  # fmt: skip
-    main_args = (float(scale), *starts, *turns, *of_bias, *args, *more)
+            "mods": mods, "packed": bool(starts), "ordered": ordered,
+            "biased": "keys" if of_keys else "scores" if biased else None}  # fmt: skip
+    rest = [x.reshape(*x.shape[:-2], x.shape[-1]) if of_keys else x for x in of_bias]
+    main_args = (float(scale), *starts, *turns, *rest, *args, *more)
     params = {**main, **wide, **config, "part": part}
-    before = Launch(attention_delta, (out, dout, lse, lse2, delta, sums), starts[:1],
-                    {**wide, "part": part, "tile_q": rows})  # fmt: skip
+    before = Launch(attention_delta, (out, dout, lse, lse2, delta, sums),
+                    (*starts[:1], *((sinks, *shares) if shares else ())),
+                    {**wide, "part": part, "tile_q": rows, "sunk": bool(shares)})  # fmt: skip
     after = Launch(attention_dq, (sums, gradients[0]), (float(scale), *starts[:1]),
                    {"dim": wide["dim"], "part": part, "tile_q": rows})  # fmt: skip
     operands = (q, k, v, dout, lse2, delta, sums, *gradients[1:])
 
-    def run(line: dict[str, Any]) -> list[Launch]:
-        made = [Launch(kernel, operands, main_args, params | more) for more in line["launches"]]
+    def run(line: tuple[dict[str, Any], ...]) -> list[Launch]:
+        made = [Launch(kernel, operands, main_args, params | more) for more in line]
         return _ran([before, *made, after])
 
-    lines = LINES[apart : None if wide["dim"] % (2 * PANEL) == 0 else -1]
+    lines = [_pieces(line, **wide) for line in LINES[apart:]]
     launches = first_that_fits(kernel, _fitting, (dtype, *params.values()), lines, run)
     remember(key, given, makers, (*gradients, *made[3:]), launches)
-    return made[:3] + tuple(_like(x, options.bias) for x in of_bias)
+    return made
+
+
+def _workspace(
+    q: Any, shape: tuple[int, int, int, int], starts: tuple[Any, ...], rows: int,
+    parts: tuple[int, int], bias: Any, ordered: bool, sunk: bool,
+) -> tuple[Callable[[], Any], ...]:  # fmt: skip
+    """Makers of LSE2, Delta and Sums; then, where wanted, of dbias, counters, shares of sinks.
+
+    Args:
+        q: an array of the call.
+        shape: of the scores.
+        starts: where sequences begin; or empty.
+        rows: queries of a block.
+        parts: of 64 rows of dq, and their elements.
+        bias: that has a gradient, or None.
+        ordered: whether blocks of keys have turns.
+        sunk: whether sinks have a gradient.
+    """
+    batch, heads, queries, _ = shape
+    sequences = view(starts[0]).shape[0] - 1 if starts else 1
+    behind = (queries // rows + sequences) * rows  # as `blocks_of` counts blocks
+    plane, (cut, part) = (batch, heads), parts
+    sizes = ((behind,), (behind,), (behind // ROWS * cut, part))
+    makers = tuple(allocator(q, (*plane, *size), "f32") for size in sizes)
+    if bias is not None:
+        makers += (_zeroed(allocator(q, tuple(bias.shape), "f32")),)
+    if ordered:
+        makers += (_zeroed(allocator(q, (*plane, behind // ROWS * cut), "s32")),)
+    if sunk:  # of a packed batch not all blocks are written
+        makers += (_zeroed(allocator(q, (*plane, behind // ROWS), "f32")),)
+    return makers
+
+
+def _pieces(
+    line: tuple[tuple[tuple[str, ...], int], ...], dim: int, dim_v: int
+) -> tuple[dict[str, Any], ...]:
+    """Parameters of the launches of a line: parts of columns are whole panels."""
+    found: list[dict[str, Any]] = []
+    for grads, most in line:
+        cols = dim_v if grads == ("dv",) else dim
+        counts = (n for n in range(-(-cols // most), cols // PANEL + 1) if cols % (n * PANEL) == 0)
+        count = next(counts, 1)
+        found += ({"grads": grads, "piece": (n, count)} for n in range(count))
+    return tuple(found)
 
 
 def _ran(launches: list[Launch]) -> list[Launch]:
@@ -166,21 +221,9 @@ def _has_slope(options: Options) -> bool:
     return options.softcap is not None or function not in (None, alibi)
 
 
-def _biased(options: Options, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of a bias that has a gradient.
-
-    Raises:
-        LayoutError: there is none, or a gradient that is not made.
-    """
-    bias = options.bias
-    if bias is None or options.score_mod is not None or tuple(bias.shape[-2:]) != shape[2:]:
-        given = "a score_mod" if options.score_mod is not None else f"{bias!r}"
-        given = given if bias is None or options.score_mod else f"the shape {tuple(bias.shape)}"
-        raise LayoutError(
-            "attention_backward: bias_grad is the gradient of a bias of Lq x Lk, broadcast over "
-            f"batch and heads at most, and without a score_mod, got {given}"
-        )
-    return tuple(bias.shape)
+def _of_keys(bias: Any, shape: tuple[int, ...]) -> bool:
+    """Whether all queries have one bias, which has one gradient."""
+    return tuple(bias.shape[-2:]) == (1, shape[3]) and shape[2] != 1
 
 
 def _like(made: Any, like: Any) -> Any:

@@ -75,7 +75,7 @@ def check_number(
 
 def first_that_fits(
     kernel: Callable[..., Any], known: dict[Any, int], key: Any,
-    configs: Iterable[dict[str, Any]], call: Callable[[dict[str, Any]], Any],
+    configs: Iterable[Any], call: Callable[[Any], Any],
 ) -> Any:  # fmt: skip
     """Calls with the first configuration whose registers suffice, and remembers which.
 

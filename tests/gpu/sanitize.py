@@ -21,17 +21,20 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 import gemm_random  # noqa: E402
+import ml_dtypes  # noqa: E402
 import mma_cases  # noqa: E402
 import reference  # noqa: E402
 import table  # noqa: E402
 import table_rows  # noqa: E402
 import torch  # noqa: E402
 from cases import CASES, Case, bases, to_torch, views  # noqa: E402
+from gradients import gradients  # noqa: E402
 from memory.test_memory import FAMILIES  # noqa: E402
 from on_gpu import OnGpu, run_on_gpu  # noqa: E402
 from test_gemm_random import run as twice  # noqa: E402
 from test_mma import launched  # noqa: E402
 
+from tilecat import attention_backward  # noqa: E402
 from tilecat.kernels.gemm import matmul  # noqa: E402
 
 
@@ -79,6 +82,24 @@ def run_grid(params: dict[str, Any]) -> None:
     assert not shared or not flags[-1].back().any(), "flags are left down"
 
 
+def run_gradients(options: dict[str, Any]) -> None:
+    """Gradients of attention."""
+    options, rng = dict(options), np.random.default_rng(0)
+    dim = options.pop("dim")
+    shapes = ((1, 2, 70, dim), (1, 1, 130, dim), (1, 1, 130, dim), (1, 2, 70, dim))
+    q, k, v, dout = (torch.tensor(rng.standard_normal(x)).bfloat16() for x in shapes)
+    added = torch.tensor(rng.standard_normal(options.pop("bias", 0)), dtype=torch.float32)
+    seen = np.arange(130) <= np.arange(70)[:, None] if "causal" in options else None
+    wide = added.double().numpy() if len(added) else 0.0
+    exact = gradients(q, k, v, dout, seen=seen, score=lambda s: (s + wide, 1.0))
+    lse, out = torch.tensor(exact.lse).float(), torch.tensor(exact.out).bfloat16()
+    if len(added):
+        options |= {"bias": added.cuda(), "bias_grad": True}
+    made = attention_backward(*(x.cuda() for x in (dout, q, k, v, out, lse)), **options)
+    for got, wanted in zip(made, (exact.dq, exact.dk, exact.dv), strict=False):
+        reference.assert_close(got, wanted, ml_dtypes.bfloat16)
+
+
 def asserted(run: Callable[[Any], None]) -> Callable[[Any], str | None]:
     """What is wrong with a result, from a function that asserts."""
 
@@ -92,10 +113,16 @@ def asserted(run: Callable[[Any], None]) -> Callable[[Any], str | None]:
     return outcome
 
 
-# Kernels, one memory case of each kind, a sample of the ops and of the products, and the GEMM:
-# one call of each kind, and its schedules.
+GRADIENTS = (
+    *({"dim": dim} for dim in (64, 96, 128, 192, 256)),
+    {"dim": 64, "causal": True}, {"dim": 128, "causal": True, "deterministic": True},
+    {"dim": 64, "bias": (1, 130)}, {"dim": 256, "bias": (2, 70, 130)},
+)  # fmt: skip
+# Kernels, gradients of attention, one memory case of each kind, a sample of the ops and of the
+# products, and the GEMM: one call of each kind, and its schedules.
 SAMPLES = (
     (CASES, run),
+    (GRADIENTS, asserted(run_gradients)),
     (tuple(FAMILIES.values()), asserted(run_on_gpu)),
     (table_rows.CASES[::61], asserted(run_op)),
     (mma_cases.CASES[::31], asserted(run_mma)),

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import tilecat as tc
@@ -30,11 +31,13 @@ from ..language.values import RegTile
 from .attention_keys import keys_tile, parts_of, ranges_of, scores, tasks_of
 from .attention_rows import ROWS
 from .attention_scores import Edges, Mods
+from .score_mods import At
 
 T = DTypeVar("T", bf16, f16)
 MEETING = 9  # named barrier where dS of all consumers is there
 COLUMNS = 64  # whose statistics are in registers at a time
 REGISTERS = 240  # of a consumer of two: what setmaxnreg leaves beside a producer with 24
+ADDS = {"scores": At.add, "keys": At.add_keys}  # to the bias's gradient, by what a bias is of
 PLAIN, UNCHANGED, ALL = Edges(), Mods(), ("dq", "dk", "dv")
 
 
@@ -51,9 +54,10 @@ class Consumer:
         side: which half of `shared_ds` is written, 0 or 1, a variable.
         held: whether dS lies in registers too, as the A operand of dK.
         turns: counters of the parts of dQ, to which blocks of keys then add in order; or None.
-        grads: what is made, of "dq", "dk", "dv": all where registers hold all.
-        half: which half of dK's columns is made, 0 or 1, or None for all.
-        biased: the bias's gradient, to which scores' are added; or None.
+        wide: columns of what is made of "dk" and "dv": both where registers hold both.
+        piece: which part of their columns it is, of how many.
+        with_dq: whether dQ is made.
+        biased: adds gradients of scores, given their place, to the bias's; or None.
     """
 
     pipe: Any
@@ -69,8 +73,9 @@ class Consumer:
     side: Any
     held: bool
     turns: Any
-    grads: tuple[str, ...]
-    half: int | None
+    wide: dict[str, int]
+    piece: tuple[int, int]
+    with_dq: bool
     biased: Any
 
     def __post_init__(self) -> None:
@@ -80,16 +85,14 @@ class Consumer:
         self.cuts = self.parts * self.tall // self.count  # of its share of dQ, one after another
         self.late = rows > ROWS  # P is rounded after dS, with fewer registers
         self.sides = min(self.count, 2)
-        self.with_ds = self.grads != ("dv",)
-        self.biased = self.biased if "dq" in self.grads else None  # added once
+        self.with_ds = self.with_dq or "dk" in self.wide
+        self.biased = self.biased if self.with_dq else None  # added once
         self.shared_ds = tc.shared(st[dtype, ROWS, rows], self.sides * self.count)
         self.s, self.dp = tc.empty(rt[f32, ROWS, rows]), tc.empty(rt[f32, ROWS, rows])
         self.p, self.ds = tc.empty(rt[dtype, ROWS, rows]), tc.empty(rt[dtype, ROWS, rows])
         width = dim // self.parts
         self.dq = self.dp if width == rows else tc.empty(rt[f32, ROWS, width])
-        wide = dim if self.half is None else dim // 2
-        self.dk = tc.empty(rt[f32, ROWS, wide])
-        self.dv = tc.empty(rt[f32, ROWS, self.do.kind.cols])
+        self.made = {x: tc.empty(rt[f32, ROWS, d]) for x, d in self.wide.items()}
 
     def member(self, task, step):
         """Which head of a group and which block of queries a step of a task takes."""
@@ -106,19 +109,18 @@ class Consumer:
             ranges: of blocks: the first, that behind the last, whether keys are hidden.
             sums: where dQ is added.
         """
-        for name in self.grads:
-            if name != "dq":
-                tc.fill(getattr(self, name), 0.0)
+        for tile in self.made.values():
+            tc.fill(tile, 0.0)
         self.k.wait()
         for member in tc.range(group):
-            for some in ranges:
-                self.steps(task, (task.batch, task.head * group + member), some, sums)
+            plane = task.batch, task.head * group + member
+            for first, stop, masked in ranges:
+                self.steps(task, plane, tc.range(first, stop), masked, sums)
         self.k.release()
 
-    def steps(self, task, plane, some, sums):
-        """A range of blocks of a plane, batch and head."""
-        first, stop, masked = some
-        for block in tc.range(first, stop):
+    def steps(self, task, plane, blocks, masked, sums):
+        """Some blocks of a plane, batch and head."""
+        for block in blocks:
             self.step(task, (*plane, block), masked, sums)
 
     def step(self, task, at, masked, sums):
@@ -138,17 +140,18 @@ class Consumer:
             tc.mma_ABt(dp, self.v[mine], self.do, accumulate=False)
         tc.mma_wait(1 if ahead else 0)
         place = at[2] * self.rows, (task.tile * self.count + mine) * ROWS
-        slope, here = scores(s, self.mods, self.sight.of(task), (*at[:2], *place), masked)
+        slopes, here = scores(s, self.mods, self.sight.of(task), (*at[:2], *place), masked,
+                              apart=self.biased is not None)  # fmt: skip
         for part, lse in self.with_each(s, self.lse):
             tc.exp2(tc.fma(part, self.mods.unit, -lse, out=part), out=part)
-        if "dv" in self.grads and not self.late:
+        if "dv" in self.made and not self.late:
             tc.cast(s, self.p.dtype, out=self.p)
         if self.with_ds:
-            self.make_ds(slope, here, ahead)
+            self.make_ds(slopes, here, ahead)
         if self.late:
             tc.cast(s, self.p.dtype, out=self.p)
-        if "dv" in self.grads:
-            tc.mma_AB(self.dv, self.p, self.do)
+        if "dv" in self.made:
+            tc.mma_AB(self.made["dv"], self.p, self.columns(self.do))
         if self.with_ds:
             tc.store(self.ds_of(mine), self.ds)
             self.use_ds(task, at, sums)
@@ -158,21 +161,21 @@ class Consumer:
         self.q.release()
         self.side.set(self.side ^ 1)
 
-    def make_ds(self, slope, here, ahead):
-        """DS of P and dP, which may be under way: P (dP - delta), and times the slope of scores."""
-        s, dp, bent = self.s, self.dp, isinstance(slope, RegTile) or slope not in (None, 1)
-        if bent and self.biased is None:
-            tc.mul(s, slope, out=s)
+    def make_ds(self, slopes, here, ahead):
+        """DS of P and dP, which may be under way: P (dP - delta), times the slopes of scores."""
+        s, dp, (of_cap, of_step) = self.s, self.dp, slopes
+        if self.biased is None:
+            times(s, of_step)
         if not ahead:
             tc.mma_ABt(dp, self.v[self.pipe.consumer], self.do, accumulate=False)
         tc.mma_wait()
         for part, delta in self.with_each(dp, self.delta):
             part -= delta
         tc.mul(dp, s, out=dp)
-        if self.biased is not None:
-            here.add(self.biased, dp)
-            if bent:
-                tc.mul(dp, slope, out=dp)
+        if self.biased is not None:  # the bias is added between the soft cap and the step
+            times(dp, of_step)
+            self.biased(here, tile=dp)
+        times(dp, of_cap)
         tc.cast(dp, self.p.dtype, out=self.ds)
 
     def with_each(self, tile, statistic):
@@ -190,7 +193,7 @@ class Consumer:
         tc.fence_async()
         tc.barrier_sync(MEETING, 128 * self.count)
         mine = self.pipe.consumer
-        for cut in range(self.cuts if "dq" in self.grads else 0):
+        for cut in range(self.cuts if self.with_dq else 0):
             share, last = mine * self.cuts + cut, cut == self.cuts - 1
             for i in range(self.count):
                 ds, k = self.ds_of(i), self.k[i].tile
@@ -199,30 +202,33 @@ class Consumer:
                 tc.mma_AtB(self.dq, ds, k, accumulate=i > 0)
             if last:
                 self.add_dk()
-            tc.mma_wait(1 if last and "dk" in self.grads and self.turns is None else 0)
+            tc.mma_wait(1 if last and "dk" in self.made and self.turns is None else 0)
             part = (task.block + at[2]) * (self.count * self.cuts) + share
             self.add(sums, (*at[:2], part), task.tile)
-        if "dq" not in self.grads:
+        if not self.with_dq:
             self.add_dk()
 
     def add_dk(self):
         """DK of dS, if it is made; left under way."""
-        if "dk" in self.grads:
-            q = self.q if self.half is None else self.q.tile.part(self.half, 2)
-            tc.mma_AB(self.dk, self.ds if self.held else self.ds_of(self.pipe.consumer), q)
+        if "dk" in self.made:
+            ds = self.ds if self.held else self.ds_of(self.pipe.consumer)
+            tc.mma_AB(self.made["dk"], ds, self.columns(self.q))
 
-    def results(self, dK, dV, scale):
-        """What a task has made: where it goes, the sums, their columns."""
-        if "dv" in self.grads:
-            yield dV, self.dv, self.dv.type.cols
-        if "dk" in self.grads:
-            yield dK, self.dk * scale, self.dk.type.cols
+    def columns(self, operand):
+        """Those of an operand that are those of what is made."""
+        return operand if self.piece[1] == 1 else operand.tile.part(*self.piece)
 
     def add(self, sums, part, tile):
         """Adds a part of dQ to sums; in the turn of the block of keys, if they have turns."""
         turn = nullcontext() if self.turns is None else tc.turn(self.turns.at(*part), tile)
         with turn:
             tc.atomic_add(sums[*part, 0], tc.register_order(self.dq))
+
+
+def times(tile, slope):
+    """A tile times a slope, in place; 1 takes no time."""
+    if isinstance(slope, RegTile) or slope != 1:
+        tc.mul(tile, slope, out=tile)
 
 
 @tc.kernel
@@ -233,17 +239,19 @@ def attention_backward(
     Sums: inout[f32, "B", "H", "parts", "part"], dK: gl[T, "B", "Hkv", "Lk", "D"],
     dV: gl[T, "B", "Hkv", "Lk", "Dv"], scale: f32, *args, dim, dim_v, part, consumers=2, stages=2,
     tile_q=ROWS, held=False, order="sequence", edges=PLAIN, mods=UNCHANGED, packed=False,
-    ordered=False, biased=False, grads=ALL, half=None,
+    ordered=False, biased=None, grads=ALL, piece=(0, 1),
 ):  # fmt: skip
     """dK, dV, and dQ / scale added to Sums: parts of 64 queries, in register order.
 
-    args: starts, if packed; counters, 0, if ordered; the bias's gradient, 0, if biased; others'.
+    args: starts, if packed; counters, 0, if ordered; if biased ("scores", or "keys" where queries
+    have one bias) the bias's gradient, 0; others'.
     """
     tc.grid_wait()
     tc.grid_launch()
     group, tall, args = Q.size(1) // K.size(1), ROWS * consumers, list(args)
     starts = (args.pop(0), args.pop(0)) if packed else ()
-    turns, bias = args.pop(0) if ordered else None, args.pop(0) if biased else None
+    turns = args.pop(0) if ordered else None
+    bias = partial(ADDS[biased], tensor=args.pop(0)) if biased else None
     sight = edges.sight(args, ROWS, Q.size(2), K.size(2))
     walked = replace(sight, edges=PLAIN) if ordered else sight  # a turn of each tile
     tasks = tasks_of(order, walked, K, group, (dim, tall, tile_q), starts)
@@ -253,11 +261,10 @@ def attention_backward(
     v = pipe.input(st[K.dtype, ROWS, dim_v], count=consumers, ring="keys", rate="task")
     q, do = (pipe.input(st[K.dtype, tile_q, d]) for d in (dim, dim_v))
     lse, delta = (pipe.input(sv[f32, tile_q]) for _ in range(2))
-    dim_k, first = (dim, 0) if half is None else (dim // 2, dim // 2 * half)
-    made = dict.fromkeys(d for x, d in (("dk", dim_k), ("dv", dim_v)) if x in grads)
-    out = {d: pipe.output(st[K.dtype, ROWS, d]) for d in made}
+    wide = {x: d // piece[1] for x, d in (("dk", dim), ("dv", dim_v)) if x in grads}
+    out = {d: pipe.output(st[K.dtype, ROWS, d]) for d in dict.fromkeys(wide.values())}
     work = Consumer(pipe, consumers, k, v, q, do, lse, delta, sight, mods, tc.var(0), held,
-                    turns, grads, half, bias)
+                    turns, wide, piece, "dq" in grads, bias)
 
     @pipe.begin
     def _(task):
@@ -282,6 +289,8 @@ def attention_backward(
     @pipe.finish
     def _(task):
         own, tile = sight.of(task), task.tile * consumers + pipe.consumer
-        for tensor, sums, d in work.results(dK, dV, scale):
-            to = tensor[:, :, : own.first_key + own.keys, :] if packed else tensor
-            out[d].store(to.at(task.batch, task.head, own.first_key + tile * ROWS, first), sums)
+        for name, sums in work.made.items():
+            to, sums, d = *((dK, sums * scale) if name == "dk" else (dV, sums)), wide[name]
+            to = to[:, :, : own.first_key + own.keys, :] if packed else to
+            place = own.first_key + tile * ROWS, piece[0] * d
+            out[d].store(to.at(task.batch, task.head, *place), sums)

@@ -19,28 +19,40 @@ FEW = 32  # queries whose scores functions change at a time: all that they compu
 L2_BYTES = 32 << 20  # of Q, dO and dQ to work on at a time; an H200 has 60 MB (h200-peers.md)
 
 
-def scores(s, mods, sight, place, masked):
-    """Makes scores of products at (batch, head, query, key); their slope, or None, and place."""
+def scores(s, mods, sight, place, masked, apart):
+    """Makes scores of products at (batch, head, query, key); their slopes, and place.
+
+    Slopes are those of the soft cap and of the step behind it, or with `apart` false 1.0 and their
+    product: numbers, or tiles.
+    """
     *_, row, col = place
     at = At(s, *place, row + sight.first_query, col + sight.first_key, transposed=True)
-    slope = changed(s, mods, at) if mods.change or mods.mods.mask is not None else None
+    slopes = None
+    if mods.change or mods.mods.mask is not None:
+        slopes = changed(s, mods, at, apart)
     if masked:
         sight.mask(s.T, row, col, ends=True)
-    return slope, at
+    return slopes or (1.0, 1.0), at
 
 
-def changed(s, mods, at):
-    """Scores of products, of few queries at a time; their slope, a tile or a number, or None."""
+def changed(s, mods, at, apart):
+    """Scores of products, of few queries at a time; their slopes."""
     found = []
     for first in range(0, s.type.cols, FEW):
         part = s[:, first : first + FEW]
         here = replace(at, scores=part, row=at.row + first, first_row=at.first_row + first)
-        found.append(mods.slope(part, here))
+        of_cap, of_step = mods.slopes(part, here)
+        found.append((of_cap, of_step) if apart else (1.0, of_cap * of_step))
         mods.hide(part, here)
-    if found[0] is None or isinstance(found[0], int | float):
-        return found[0]
-    slope = tc.empty(s.type)
-    for i, part in enumerate(found):
+    return tuple(whole(s.type, parts) for parts in zip(*found, strict=True))
+
+
+def whole(kind, parts):
+    """A tile of its parts' slopes; a number that is known while tracing stays one."""
+    if isinstance(parts[0], int | float):
+        return parts[0]
+    slope = tc.empty(kind)
+    for i, part in enumerate(parts):
         into = slope[:, i * FEW : (i + 1) * FEW]
         if isinstance(part, RegTile):
             tc.copy(into, part)

@@ -55,12 +55,15 @@ def blocks_of(Q, count, tile_q, starts=()):
 def attention_delta(O: gl[T, "B", "H", "Lq", "Dv"], dO: gl[T, "B", "H", "Lq", "Dv"],
                     LSE: gl[f32, "B", "H", "Lq"], LSE2: gl[f32, "B", "H", "rows"],
                     Delta: gl[f32, "B", "H", "rows"], Sums: inout[f32, "B", "H", "parts", "part"],
-                    *starts, dim, dim_v, part, tile_q=ROWS, consumers=2):  # fmt: skip
+                    *starts, dim, dim_v, part, tile_q=ROWS, consumers=2, sunk=False):  # fmt: skip
     """LSE2 = log2(e) LSE and Delta = rowsum(dO O); zeros in Sums, of whole blocks of `tile_q`.
 
-    Rows beyond Lq, and rows without a key (LSE = -inf), get +inf and 0: their P is 0.
+    Rows beyond Lq, and rows without a key (LSE = -inf), get +inf and 0: their P is 0. If `sunk`,
+    two arguments more: sinks [H], and [B, H, blocks] of 64 rows, where sums of P of the sink times
+    Delta go; less these is the sink's gradient.
     """
     tc.grid_launch()
+    *starts, sinks, shares = starts if sunk else (*starts, None, None)
     tasks = blocks_of(O, consumers, tile_q, starts)
     stages = min(384 // dim_v, 4)  # what shared memory has
     pipe = tc.lcf(consumers=consumers, stages=stages, tasks=tasks, steps=1)
@@ -98,6 +101,10 @@ def attention_delta(O: gl[T, "B", "H", "Lq", "Dv"], dO: gl[T, "B", "H", "Lq", "D
             place = task.batch, task.head, task.block + pipe.consumer
             tc.store(LSE2[*place], tc.select(dead, math.inf, lse * LOG2_E))
             tc.store(Delta[*place], tc.select(dead, 0.0, delta))
+            if sunk:
+                sink = tc.load(sinks[task.head], f32) * LOG2_E
+                share = tc.select(dead, 0.0, tc.exp2(sink - lse * LOG2_E) * delta)
+                tc.store(shares[*place], tc.reduce_vector("sum", share))
         tc.store_wait()
 
 

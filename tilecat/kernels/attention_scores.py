@@ -321,28 +321,28 @@ class Scores:
         """Whether the slope of scores over products is more than the scale."""
         return self.mods.softcap or self.mods.score is not None
 
-    def slope(self, s: Any, at: At) -> Any:
-        """As `apply`; what a score grows by where `scale` times the product does, or None.
+    def slopes(self, s: Any, at: At) -> tuple[Any, Any]:
+        """As `apply`; what the soft cap grows by where its score does, and what the step does.
+
+        Numbers, vectors or tiles: 1.0 where there is nothing.
 
         Raises:
             LayoutError: a score_mod that is not differentiable.
         """
-        if not self.change:
-            return None
-        slope: Any = 1.0
+        of_cap: Any = 1.0
+        of_step: Any = 1.0
         if self.mods.softcap:
             cap = self.cap[0]
             tc.tanh(tc.mul(s, self.scale / cap, out=s), out=s)
-            slope = tc.fma(s, -s, 1.0)
+            of_cap = tc.fma(s, -s, 1.0)
             tc.mul(s, cap, out=s)
-        else:
+        elif self.change:
             tc.mul(s, self.scale, out=s)
         if self.mods.score is not None:
             function, args = self.mods.score.function, self.score_args
-            y, more = tc.derivative(lambda x: function(x, at, *args), s)
+            y, of_step = tc.derivative(lambda x: function(x, at, *args), s)
             tc.copy(s, y)
-            slope = slope * more
-        return slope
+        return of_cap, of_step
 
     def hide(self, s: Any, at: At) -> None:
         """Scores of keys that the user's mask hides become -inf."""

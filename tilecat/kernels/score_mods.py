@@ -76,6 +76,11 @@ class At:
         """Adds a tile to the elements of an f32 tensor [..., Lq, Lk] at this place, as `tile`."""
         tc.atomic_add(self._place(tensor), tile)
 
+    def add_keys(self, tensor: Any, tile: Any) -> None:
+        """Adds a tile, summed over its queries, to the elements of an f32 tensor [..., Lk]."""
+        sums = tc.row_sum(tile) if self.transposed else tc.col_sum(tile)
+        tc.atomic_add(tensor.at(*self._plane(tensor, 1), self.first_col), sums)
+
     def _place(self, tensor: Any) -> Any:
         """Where the tile lies in a tensor [..., Lq, Lk]."""
         plane, place = self._plane(tensor, 2), (self.first_row, self.first_col)

@@ -21,7 +21,7 @@ from ..ir import (
     attribute,
     operand,
 )
-from ..layouts import bank_conflicts
+from ..layouts import bank_conflicts, ideal_wavefronts
 from ..layouts.banks import WARP
 from ..ptx import instructions as ptx
 from ..ptx import transfers
@@ -33,7 +33,6 @@ from .global_scalars import SCALARS
 from .places import fits_vector, half_register, held, narrow, owner, widen
 from .scalar import Operand, require_s32
 
-WAVEFRONT_BYTES = 128  # that shared memory moves a cycle (layouts.banks: 32 banks of 4)
 RUN_BYTES = 16  # of ld.shared.v4.b32
 PAIRED_BYTES = 4  # of a value moved together with its neighbour
 
@@ -98,8 +97,7 @@ class VectorMove(Op):
         for index in range(0, kind.elements, together):
             offsets = self.dtype.nbytes * kind.layout.position(threads, index).reshape(-1, WARP)
             worst = max(bank_conflicts(warp, nbytes) for warp in offsets)
-            least = max(-(-np.unique(warp).size * nbytes // WAVEFRONT_BYTES) for warp in offsets)
-            found.append(SharedRequest(name, nbytes, worst, least))
+            found.append(SharedRequest(name, nbytes, worst, ideal_wavefronts(WARP, nbytes)))
         return tuple(found)
 
     def runs(

@@ -115,23 +115,25 @@ def _backward_kernel(
     grad: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, bias: Any, sinks: Any,
     cu_seqlens_q: Any, cu_seqlens_k: Any, tensors: list[Any], scale: float, causal: str,
     left: int | None, right: int | None, softcap: float | None, mods: str, deterministic: bool,
-    bias_grad: bool,
+    bias_grad: bool, sinks_grad: bool,
 ) -> Any:  # fmt: skip
     score_mod, mask_mod = restore(mods, tensors)
     made = attention_backward(
         grad, q, k, v, out, lse, causal=causal or False, scale=scale, softcap=softcap, bias=bias,
         sinks=sinks, window=None if left is right is None else (left, right), mask_mod=mask_mod,
         score_mod=score_mod, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
-        deterministic=deterministic, bias_grad=bias_grad,
+        deterministic=deterministic, bias_grad=bias_grad, sinks_grad=sinks_grad,
     )  # fmt: skip
-    return made if bias_grad else (*made, q.new_empty(0))
+    more = iter(made[3:])
+    return (*made[:3], *(next(more) if x else q.new_empty(0) for x in (bias_grad, sinks_grad)))
 
 
 def _backward_fake(
-    grad: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, bias: Any, *more: Any
+    grad: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, bias: Any, sinks: Any, *more: Any
 ) -> tuple[Any, ...]:
-    of_bias = bias.new_empty(bias.shape) if more[-1] else q.new_empty(0)
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), of_bias
+    made = [x.new_empty(x.shape) for x in (q, k, v)]
+    asked = zip((bias, sinks), more[-2:], strict=True)
+    return (*made, *(x.new_empty(x.shape) if wanted else q.new_empty(0) for x, wanted in asked))
 
 
 class _Attention(torch.autograd.Function):  # type: ignore[misc]
@@ -141,8 +143,6 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
     ) -> tuple[Any, Any]:
         cu_seqlens_q, cu_seqlens_k, tensors, *ctx.options = rest
         _check_trains(tensors)
-        if ctx.needs_input_grad[_BIAS]:
-            _check_bias(q, k, bias)
         out, lse = run(q, k, v, bias, sinks, *rest)
         ctx.save_for_backward(q, k, v, out, lse, bias, sinks, cu_seqlens_q, cu_seqlens_k, *tensors)
         ctx.mark_non_differentiable(lse)
@@ -164,15 +164,15 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
         grads: list[Any] = [None] * len(ctx.needs_input_grad)
         if grad is None:
             return tuple(grads)
-        biased = ctx.needs_input_grad[_BIAS]
-        *grads[1:4], of_bias = _backward(
+        asked = [ctx.needs_input_grad[at] for at in (_BIAS, _SINKS)]
+        *grads[1:4], of_bias, of_sinks = _backward(
             packed(grad), q, k, v, out, lse, bias, sinks, cu_seqlens_q, cu_seqlens_k, tensors,
-            *ctx.options, torch.are_deterministic_algorithms_enabled(), biased,
+            *ctx.options, torch.are_deterministic_algorithms_enabled(), *asked,
         )  # fmt: skip
-        if biased:
+        if ctx.needs_input_grad[_BIAS]:
             grads[_BIAS] = of_bias
         if ctx.needs_input_grad[_SINKS]:
-            grads[_SINKS] = _grad_sinks(grad, out, lse, sinks)
+            grads[_SINKS] = of_sinks
         return tuple(grads)
 
 
@@ -189,14 +189,6 @@ class _Once(torch.autograd.Function):  # type: ignore[misc]
             "attention: gradients have no gradients themselves, got backward through them",
             hint="F.scaled_dot_product_attention with torch.nn.attention.SDPBackend.MATH has",
         )
-
-
-def _grad_sinks(grad: Any, out: Any, lse: Any, sinks: Any) -> Any:
-    """A sink's share of each row's softmax times what the row's value would change: no value."""
-    change = (grad.float() * out.float()).sum(-1)
-    if lse.ndim == 2:  # a packed batch: rows by heads
-        return -(torch.exp(sinks[:, None] - lse) * change.mT).sum(1)
-    return -(torch.exp(sinks[:, None] - lse) * change).sum((0, 2))
 
 
 def _differentiable(
@@ -220,22 +212,6 @@ def _check_trains(tensors: list[Any]) -> None:
         )
 
 
-def _check_bias(q: Any, k: Any, bias: Any) -> None:
-    """Refuses the gradient of a bias that has one value for several keys or queries.
-
-    Raises:
-        LayoutError: it broadcasts over them.
-    """
-    axis = -3 if q.ndim == 3 else -2  # a packed batch: rows by heads
-    wanted = q.shape[axis], k.shape[axis]
-    if tuple(bias.shape[-2:]) != wanted:
-        raise LayoutError(
-            f"attention: a bias that wants a gradient is Lq x Lk, {wanted[0]} x {wanted[1]} here, "
-            f"broadcast over batch and heads at most, got the shape {tuple(bias.shape)}",
-            hint="bias.expand(..., Lq, Lk).contiguous(), whose gradient PyTorch sums",
-        )
-
-
 def _forward_flops(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
     return int(2 * math.prod(q[:3]) * k[2] * (q[3] + v[3]))
 
@@ -254,7 +230,8 @@ _forward = define(
 )
 _backward = define(
     "attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
-    f"{_OPTIONS}, bool deterministic, bool bias_grad) -> (Tensor, Tensor, Tensor, Tensor)",
+    f"{_OPTIONS}, bool deterministic, bool bias_grad, bool sinks_grad) -> "
+    "(Tensor, Tensor, Tensor, Tensor, Tensor)",
     _backward_kernel,
     _backward_fake,
     flops=_backward_flops,
