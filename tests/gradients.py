@@ -23,7 +23,6 @@ from reference import (
     spacing,
 )
 
-
 FLUSHED = 2.0**-126  # below it `ex2.approx.ftz.f32` gives 0
 
 
