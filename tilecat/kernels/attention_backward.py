@@ -243,15 +243,13 @@ def attention_backward(
 ):  # fmt: skip
     """dK, dV, and dQ / scale added to Sums: parts of 64 queries, in register order.
 
-    args: starts, if packed; counters, 0, if ordered; if biased ("scores", or "keys" where queries
-    have one bias) the bias's gradient, 0; others'.
+    args: starts, if packed; counters, 0, if ordered; if biased (see ADDS) its gradient; others'.
     """
     tc.grid_wait()
     tc.grid_launch()
     group, tall, args = Q.size(1) // K.size(1), ROWS * consumers, list(args)
     starts = (args.pop(0), args.pop(0)) if packed else ()
-    turns = args.pop(0) if ordered else None
-    bias = partial(ADDS[biased], tensor=args.pop(0)) if biased else None
+    turns, bias = (args.pop(0) if there else None for there in (ordered, biased))
     sight = edges.sight(args, ROWS, Q.size(2), K.size(2))
     walked = replace(sight, edges=PLAIN) if ordered else sight  # a turn of each tile
     tasks = tasks_of(order, walked, K, group, (dim, tall, tile_q), starts)
@@ -264,7 +262,7 @@ def attention_backward(
     wide = {x: d // piece[1] for x, d in (("dk", dim), ("dv", dim_v)) if x in grads}
     out = {d: pipe.output(st[K.dtype, ROWS, d]) for d in dict.fromkeys(wide.values())}
     work = Consumer(pipe, consumers, k, v, q, do, lse, delta, sight, mods, tc.var(0), held,
-                    turns, wide, piece, "dq" in grads, bias)
+                    turns, wide, piece, "dq" in grads, biased and partial(ADDS[biased], tensor=bias))
 
     @pipe.begin
     def _(task):
@@ -288,9 +286,9 @@ def attention_backward(
 
     @pipe.finish
     def _(task):
-        own, tile = sight.of(task), task.tile * consumers + pipe.consumer
+        own = sight.of(task)
+        row = own.first_key + (task.tile * consumers + pipe.consumer) * ROWS
         for name, sums in work.made.items():
-            to, sums, d = *((dK, sums * scale) if name == "dk" else (dV, sums)), wide[name]
+            d, to, sums = wide[name], *((dK, sums * scale) if name == "dk" else (dV, sums))
             to = to[:, :, : own.first_key + own.keys, :] if packed else to
-            place = own.first_key + tile * ROWS, piece[0] * d
-            out[d].store(to.at(task.batch, task.head, *place), sums)
+            out[d].store(to.at(task.batch, task.head, row, piece[0] * d), sums)
