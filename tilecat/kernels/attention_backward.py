@@ -261,8 +261,8 @@ def attention_backward(
     lse, delta = (pipe.input(sv[f32, tile_q]) for _ in range(2))
     wide = {x: d // piece[1] for x, d in (("dk", dim), ("dv", dim_v)) if x in grads}
     out = {d: pipe.output(st[K.dtype, ROWS, d]) for d in dict.fromkeys(wide.values())}
-    work = Consumer(pipe, consumers, k, v, q, do, lse, delta, sight, mods, tc.var(0), held,
-                    turns, wide, piece, "dq" in grads, biased and partial(ADDS[biased], tensor=bias))
+    work = Consumer(pipe, consumers, k, v, q, do, lse, delta, sight, mods, tc.var(0), held, turns,
+                    wide, piece, "dq" in grads, biased and partial(ADDS[biased], tensor=bias))
 
     @pipe.begin
     def _(task):
