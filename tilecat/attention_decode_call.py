@@ -29,8 +29,12 @@ NARROW = 64  # columns up to which blocks have 128 keys, not 64
 # Of keys and values under way an SM (trials on an H200: docs/design/attention-forward.md). More
 # gain nothing, and whatever else a task reads and writes waits behind them.
 FLIGHT_BYTES = 64 << 10
+FLIGHT_PAGES = 96 << 10  # of pages, each of which is a load of its own
 SHARED_BYTES = 220 << 10  # of stages and queries; an SM of Hopper has 227 KiB for a CTA
 MAX_STAGES = 8
+# Of an H200 (cudaDeviceProp.l2CacheSize). Keys and values that go first: 16 x 8192 keys of a head,
+# 64 MiB, 31.1 us rather than 34.4; of four times as many 82 rather than 80 (2026-11-30).
+L2_BYTES = 60 << 20
 # What a part costs beside its blocks, in keys: its queries, sums and the way through memory.
 OVERHEAD = 80
 LONG = 8192  # keys that a part of sequences of several lengths has at least; of many rows twice
@@ -182,7 +186,8 @@ class _Call:
         tile_k = 64 if widest > NARROW or self.page == 192 else 128
         stage = 2 * tile_k * (wide + wide_v)
         room = (SHARED_BYTES - 2 * consumers * ROWS * wide) // stage
-        stages = min(max(FLIGHT_BYTES // stage, 2), room, MAX_STAGES)
+        flight = FLIGHT_PAGES if self.page else FLIGHT_BYTES
+        stages = min(max(flight // stage, 2), room, MAX_STAGES)
         units = self.batch * self.groups * -(-self.rows // (ROWS * consumers))
         keys = self.room
         if self.edges.left:
@@ -190,7 +195,16 @@ class _Call:
         part = LONG * (1 + (self.rows > 16)) if self.lengths is not None else None
         splits = splits_of(units, keys, tile_k, self.sms, part)
         return {"dim": wide, "dim_v": wide_v, "tile_k": tile_k, "consumers": consumers,
-                "stages": stages, "splits": splits}  # fmt: skip
+                "stages": stages, "splits": splits, "cache": self.priority(consumers)}  # fmt: skip
+
+    def priority(self, consumers: int) -> str:
+        """Of keys and values in L2: first to go where they are read once, and a little too many.
+
+        L2 then keeps what it would have to write to memory to make room for them.
+        """
+        once = self.rows <= ROWS * consumers
+        size = 2 * self.batch * self.groups * self.room * (self.dim + self.dim_v)
+        return "evict_first" if once and L2_BYTES < size <= 2 * L2_BYTES else ""
 
     def memory(self, splits: int, consumers: int) -> Callable[[Any], tuple[Any, Any]]:
         """Sums of parts, each row with its log-sum-exp, and counters; of the current stream.

@@ -5,11 +5,11 @@ query's. The key blocks of a sequence are shared out among `splits` tasks; the s
 of each go to memory, and the last to arrive of a tile's tasks puts them together. Blocks run
 backwards, and S = Q K^T of one runs beside O += P V of the one before, as in `attention_forward`.
 
-    producer      k[n-1], v[n-1], k[n-2], v[n-2], ...    of this task, then of the next
+    producer      k[n-1], v[n-1], k[n-2], v[n-2], ...
     tensor cores       S[n-1] | S[n-2], O += P[n-1] V[n-1] | ...
     threads       q           | softmax S[n-1]             | ...
 
-q comes by the consumers' own loads, so that the rings fill for the next task while this one ends.
+q comes by the consumers' own loads, beside those of keys.
 Barriers: `full` and `empty` of k and of v (one a stage).
 """
 
@@ -356,7 +356,8 @@ def attention_decode(Q: gl[T, "rows", "D"], K: gl[T, "P", "R", "Hkv", "D"],
     rows, tall = Rows(queries, heads, heads // K.size(2)), ROWS * consumers
     tasks = tasks_of(batch, rows, K.size(2), lengths, keys.room, splits, tall,
                      lambda n: edges.sight(list(limits), tile_k, queries, n))  # fmt: skip
-    pipe = tc.lcf(consumers=consumers, stages=stages, tasks=tasks, steps=1)
+    # A CTA a task: hardware hands them out as SMs become free, where lengths differ too.
+    pipe = tc.lcf(consumers=consumers, stages=stages, tasks=tasks, steps=1, persistent=False)
     k = pipe.input(st[K.dtype, tile_k, dim], ring="k")
     v = pipe.input(st[V.dtype, tile_k, dim_v], ring="v")
     q, s = tc.shared(st[Q.dtype, ROWS, dim], consumers), tc.empty(rt[f32, ROWS, tile_k])
