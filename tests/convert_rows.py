@@ -8,7 +8,7 @@ import numpy as np
 from table import EVERY, FLOATS, ORDERS, SCOPES, Row
 
 import tilecat as tc
-from tilecat import e4m3, e5m2, f32, s8, s32, u8
+from tilecat import e4m3, e5m2, f32, rt, s8, s32, u8
 from tilecat.dtypes import DType, bf16, e2m1, e2m3, e3m2, e8m0, f16
 
 CODES = (e2m1, e2m3, e3m2)
@@ -216,6 +216,31 @@ FEATURES = tuple(
         lambda k, a=a: taylor(k)[:, a : a + 16], (bf16, f16), ulps=3,
         shapes=((64, 16), (128, 16)), orders=("row",))
     for a in range(0, 160, 16)
+)  # fmt: skip
+
+
+def slopes(x: Any) -> Any:
+    """A gradient of features: another for each column and row."""
+    tile = tc.zeros(rt[f32, x.type.rows, 160])
+    tile = tile + tc.cast(tc.col_index(tile), f32) + tc.cast(tc.row_index(tile), f32)
+    return tile * 0.0625 - 5.0
+
+
+def taylor_slopes(k: Any) -> Any:
+    """Of rows x, where features are those of x / 2."""
+    x, made = k.x / 2, np.zeros(k.x.shape)
+    given = (np.arange(160) + np.arange(len(x))[:, None]) * 0.0625 - 5
+    for g, what in zip(given.T, tc.taylor_order(), strict=True):
+        if len(what) == 1 and what[0] >= 0:
+            made[:, what[0]] += g
+        for i, j in ((what, what[::-1]) if len(what) == 2 else ()):
+            made[:, i] += g * x[:, j] * (0.5**0.5 if i == j else 1.0)
+    return made / 2
+
+
+FEATURES += (
+    Row("taylor_gradient", lambda k: tc.taylor_gradient(slopes(k.x), k.x, 0.5), taylor_slopes,
+        (bf16, f16), ulps=8, floor=64.0, out=f32, shapes=((64, 16), (128, 16)), orders=("row",)),
 )  # fmt: skip
 
 ROWS = TRIANGULAR + FEATURES + QUANTIZED + MICROSCALED + NARROW + RANDOM + CASTS

@@ -51,7 +51,7 @@ from .language.cta import cta_map, cta_reduce, cta_sync
 from .language.debug import device_assert
 from .language.debug import print_ as print
 from .language.derivatives import derivative
-from .language.features import taylor_features, taylor_order
+from .language.features import taylor_features, taylor_gradient, taylor_order
 from .language.functions import (
     cast,
     empty,
@@ -194,6 +194,7 @@ from .tiles import gl, inout, rt, rv, sc, st, sv, tt
 from .attention_backward_call import attention_backward
 from .attention_call import attention
 from .attention_decode_call import attention_decode
+from .based_backward_call import based_backward
 from .based_call import based, based_step
 from .cross_entropy_call import cross_entropy, cross_entropy_grad
 from .delta_rule_backward_call import gated_delta_rule_backward
@@ -230,6 +231,7 @@ __all__ = [
     "barrier_sync",
     "barriers",
     "based",
+    "based_backward",
     "based_step",
     "batched",
     "bf16",
@@ -421,6 +423,7 @@ __all__ = [
     "sync",
     "SyncError",
     "taylor_features",
+    "taylor_gradient",
     "taylor_order",
     "tf32",
     "tile_absmax",

@@ -99,8 +99,8 @@ def _run(
     key: Any, given: tuple[Any, ...], tensors: tuple[Any, ...], scale: Any, norm: bool, wants: bool
 ) -> tuple[Any, ...]:
     """Checks, allocates, launches."""
-    q, k, v, state = tensors
-    batch, heads, length, columns = shape = _check(q, k, v, state, scale, norm)
+    v, state = tensors[2:]
+    batch, heads, _, columns = shape = check_based("based", tensors, scale, norm)
     makers, made = outputs(v, shape, (batch, heads, FEATURES, columns) if wants else None)
     if 0 in shape:
         return untouched(made, state)
@@ -116,27 +116,32 @@ def _run(
     return made
 
 
-def _check(
-    q: Any, k: Any, v: Any, state: Any, scale: Any, norm: bool
-) -> tuple[int, int, int, int]:  # fmt: skip
-    """B, H, T and V."""
-    query, value = (check_rank("based", n, x, AXES) for n, x in (("q", q), ("v", v)))
+def check_based(
+    name: str, tensors: tuple[Any, Any, Any, Any], scale: Any, norm: bool
+) -> tuple[int, int, int, int]:
+    """B, H, T and V of a call with q, k, v and an initial state or None.
+
+    Raises:
+        LayoutError, DTypeError, ResourceError: it is none.
+    """
+    q, k, v, state = tensors
+    query, value = (check_rank(name, n, x, AXES) for n, x in (("q", q), ("v", v)))
     (batch, heads, length, dim), columns = query.shape, value.shape[3]
     if dim != DIM:
         raise LayoutError(
-            f"based: q and k have {DIM} columns, of which there are 153 features, got {dim}"
+            f"{name}: q and k have {DIM} columns, of which there are 153 features, got {dim}"
         )
-    check("based", "k", k, (batch, heads, length, dim), (query.dtype,), "q's shape")
-    check("based", "v", v, (batch, heads, length, columns), (query.dtype,), "B x H x T x V")
-    if scale is not None and check_number("based", "scale", scale) <= 0:
-        raise LayoutError(f"based: scale is positive, got {scale!r}", hint="negate q")
+    check(name, "k", k, (batch, heads, length, dim), (query.dtype,), "q's shape")
+    check(name, "v", v, (batch, heads, length, columns), (query.dtype,), "B x H x T x V")
+    if scale is not None and check_number(name, "scale", scale) <= 0:
+        raise LayoutError(f"{name}: scale is positive, got {scale!r}", hint="negate q")
     if state is not None:
         if norm:
             raise LayoutError(
-                "based: an initial state has no sums of earlier weights, got use_norm=True",
+                f"{name}: an initial state has no sums of earlier weights, got use_norm=True",
                 hint="use_norm=False, and a column of ones in v, by which to divide",
             )
         shape = (batch, heads, FEATURES, columns)
-        check("based", "initial_state", state, shape, ("f32",), "B x H x 160 x V")
-    check_devices("based", {"q": q, "k": k, "v": v, "initial_state": state})
+        check(name, "initial_state", state, shape, ("f32",), "B x H x 160 x V")
+    check_devices(name, {"q": q, "k": k, "v": v, "initial_state": state})
     return batch, heads, length, columns

@@ -64,7 +64,7 @@ on the layout, the scope or the chip.
     tuple(
         "quantize dequantize quantize_mx quantize_nvfp4 scale_codes scale_values encode decode "
         "pack4 unpack4 pack6 unpack6 packed6_type random_bits uniform dropout tril_inverse "
-        "taylor_features taylor_order map_shared".split()
+        "taylor_features taylor_gradient taylor_order map_shared".split()
     ),
     (
         E("quantize",
@@ -101,6 +101,11 @@ on the layout, the scope or the chip.
           "np.array_equal(Y, X - X.max(1, keepdims=True))"),
         E("tril_inverse", "y = tc.tril_inverse(x * 0.125)",
           "np.allclose(Y @ (np.tril(X / 8, -1) + np.eye(64)), np.eye(64), atol=1e-4)"),
+        E("taylor_gradient",
+          "features = tc.taylor_features(tc.cast(x[:, :16], tc.bf16))\n"
+          "y = tc.taylor_gradient(tc.zeros(rt[f32, 64, 160]) + 1.0, tc.cast(x[:, :16], tc.bf16))",
+          "np.allclose(Y[:, :16], 1 + X[:, :16].sum(1, keepdims=True) + 0.414 * X[:, :16], "
+          "atol=0.1)"),
         E("taylor_features taylor_order",
           "features = tc.taylor_features(tc.cast(x[:, :16], tc.bf16), 0.5)   # 64 x 160\n"
           "assert tc.taylor_order()[1] == (0, 1)   # column 1 is x_0 x_1\n"

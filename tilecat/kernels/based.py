@@ -19,7 +19,7 @@ from typing import Any
 import tilecat as tc
 from tilecat import DTypeVar, bf16, f16, f32, gl, rt, rv, st, sv
 
-from .chunk_scan import CHUNK, COLUMN, At, ChunkScan, Recurrence, tasks_of
+from .chunk_scan import CHUNK, COLUMN, ROW, At, ChunkScan, Recurrence, tasks_of
 
 T = DTypeVar("T", bf16, f16)
 DIM = 16
@@ -90,11 +90,11 @@ class Taylor(Recurrence):
         self.scan, self.tensors, self.tiles, self.features = scan, tensors, tiles, features
         self.scale, self.root, self.s = scale, root, tc.empty(rt[f32, CHUNK, CHUNK])
         self.norms: Norms | None = None
-        self.rows = None
+        self.rows = self.totals = None
 
-    def divide(self, norms: Norms) -> None:
-        """Outputs are divided by sums of weights."""
-        self.norms = norms
+    def divide(self, norms: Norms, totals: Any) -> None:
+        """Outputs are divided by sums of weights, which are stored too where there is a tensor."""
+        self.norms, self.totals = norms, totals
         self.rows = self.scan.pipe.ring(sv[f32, CHUNK], writer=self.scan.score, beside=self.scan.p)
 
     def load(self, task: Any, at: At) -> None:
@@ -122,6 +122,9 @@ class Taylor(Recurrence):
         if self.norms is None:
             return y
         sums = tc.load(self.rows, COLUMN) + tc.load(self.norms.sums, COLUMN)
+        if self.totals is not None:
+            with tc.when(task.block == 0):
+                tc.store(self.totals.at(task.batch, task.head, at.row), sums)
         return tc.mul(y, tc.rcp(sums + NORM_EPS), out=y)
 
 
@@ -129,16 +132,18 @@ class Taylor(Recurrence):
 def based(
     Q: gl[T, "B", "H", "T", 16], K: gl[T, "B", "H", "T", 16], V: gl[T, "B", "H", "T", "V"],
     O: gl[T, "B", "H", "T", "V"], scale: f32, root: f32, *args, slices=1, stages=3, packed=False,
-    norm=False, start=False, end=False, registers=(SCORE, STATE),
+    norm=False, sums=False, start=False, end=False, reverse=False, registers=(SCORE, STATE),
 ):  # fmt: skip
     """O, and states f32 [sequences, H, 160, V] before and after; root is that of the scale.
 
-    args: cu_seqlens s32, states before and after; where wanted.
+    args: cu_seqlens s32, sums of weights f32 [B, H, T], states before and after; where wanted.
     """
     args = list(args)
-    starts, *states = (args.pop(0) if wanted else None for wanted in (packed, start, end))
+    starts, totals, *states = (
+        args.pop(0) if wanted else None for wanted in (packed, sums, start, end)
+    )
     tasks = tasks_of(Q.size(1), Q.size(0), Q.rows, tc.cdiv(V.cols, CHUNK * slices), starts)
-    scan = ChunkScan(Q.dtype, tasks, slices=slices, stages=stages, packed=packed,
+    scan = ChunkScan(Q.dtype, tasks, slices=slices, stages=stages, reverse=reverse, packed=packed,
                      registers=registers, turns=1 if norm else 2)  # fmt: skip
     q, k = (scan.pipe.input(st[Q.dtype, CHUNK, DIM]) for _ in range(2))
     v = scan.pipe.input(st[Q.dtype, CHUNK, CHUNK], count=slices)
@@ -149,6 +154,36 @@ def based(
     work = Taylor(scan, (Q, K, V), (q, k, v), features, scale, root)
     if norm:
         wide = scan.pipe.input(st[Q.dtype, CHUNK, CHUNK])
-        work.divide(Norms(scan, q, k, wide, scale))
+        work.divide(Norms(scan, q, k, wide, scale), totals)
     turned = [None if x is None else x.permute(0, 1, 3, 2) for x in states]
     scan.run(work, *features, v, O, *turned)
+
+
+@tc.kernel
+def norm_gradients(
+    dO: gl[T, "B", "H", "T", "V"], O: gl[T, "B", "H", "T", "V"], Sums: gl[f32, "B", "H", "T"],
+    dN: gl[T, "B", "H", "T", "V"], dSums: gl[T, "B", "H", "T", 8], Ones: gl[T, "B", "H", "T", 8],
+):  # fmt: skip
+    """Of O = N / (Sums + 1e-6): dN, and dSums in two columns, rounded and what is left; and ones.
+
+    What is added to all products of a row of dN with values is a product of dSums with ones.
+    """
+    blocks, tile = tc.cdiv(dO.rows, CHUNK), rt[dO.dtype, CHUNK, CHUNK]
+    with tc.warpgroup():
+        for task in tc.range(tc.cta_id(), dO.size(0) * dO.size(1) * blocks, tc.num_ctas()):
+            head = task // blocks
+            place = head // dO.size(1), head % dO.size(1), task % blocks * CHUNK
+            factor = tc.rcp(tc.load(Sums.at(*place), ROW) + NORM_EPS)
+            dots = tc.zeros(ROW)
+            for block in tc.range(tc.cdiv(dO.cols, CHUNK)):
+                do, o = (
+                    tc.cast(tc.load(x.at(*place, block * CHUNK), tile), f32) for x in (dO, O)
+                )
+                tc.copy(dots, tc.row_sum(do * o, dots))
+                tc.store(dN.at(*place, block * CHUNK), tc.cast(do * factor, dN.dtype))
+            wide = tc.zeros(rt[f32, CHUNK, DIM]) - dots * factor
+            high = tc.cast(tc.cast(wide, dO.dtype), f32)
+            column = tc.col_index(wide)
+            made = tc.select(column == 0, high, tc.select(column == 1, wide - high, 0.0))
+            tc.store(dSums.at(*place, 0), tc.cast(made, dSums.dtype))
+            tc.store(Ones.at(*place, 0), tc.full(rt[dO.dtype, CHUNK, DIM], 1.0))

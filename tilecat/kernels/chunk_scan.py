@@ -132,6 +132,13 @@ def tasks_of(
     return tc.custom_order(sequences * segments * heads * blocks, locate)
 
 
+def chunk_of(task: Any, step: Any, reverse: bool) -> At:
+    """The chunk of a step; in reversed time the last comes first."""
+    number = task.steps - 1 - step if reverse else step
+    row = task.first + number * CHUNK
+    return At(row, minimum_of(task.last - row, CHUNK), number)
+
+
 class ChunkScan:
     """Roles and rings of a scan; `run` fills the holes.
 
@@ -182,9 +189,7 @@ class ChunkScan:
 
     def at(self, task: Any, step: Any) -> At:
         """The chunk of a step."""
-        number = task.steps - 1 - step if self.reverse else step
-        row = task.first + number * CHUNK
-        return At(row, minimum_of(task.last - row, CHUNK), number)
+        return chunk_of(task, step, self.reverse)
 
     def first(self, task: Any) -> At:
         """Score role, in `start`: the first chunk that is this warpgroup's."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..builder import add
-from ..ops.features import TaylorFeatures, feature_order
+from ..ops.features import TaylorFeatures, TaylorGradient, feature_order
 from .scalars import operand_of
 from .values import RegTile, registers_of, wrap
 
@@ -25,6 +25,25 @@ def taylor_features(tile: RegTile, factor: Any = 1.0) -> RegTile:
     """
     source = registers_of(tile, "taylor_features")
     op = TaylorFeatures(source, operand_of(factor, "taylor_features: factor"))
+    return wrap(add(op).result)  # type: ignore[no-any-return]
+
+
+def taylor_gradient(gradient: RegTile, tile: RegTile, factor: Any = 1.0) -> RegTile:
+    """The gradient of rows x, given that of `tc.taylor_features(x, c)`: `sum of g_f df_f(c x)/dx`.
+
+    In f32, 16 columns as the rows have. Sums of a lane's own features and, from the other lanes of
+    its quad, of those that have one of its elements.
+
+    Args:
+        gradient: f32, 160 columns in the order of `tc.taylor_order`.
+        tile: the rows x, bf16 or f16, 16 columns.
+        factor: c, an f32 scalar or a number.
+
+    Scope: warpgroup, warp. PTX: 18 `shfl.sync.bfly` a row of a lane, `fma`, `mul`, `selp`.
+    """
+    what = "taylor_gradient"
+    given, source = (registers_of(x, what) for x in (gradient, tile))
+    op = TaylorGradient(given, source, operand_of(factor, f"{what}: factor"))
     return wrap(add(op).result)  # type: ignore[no-any-return]
 
 

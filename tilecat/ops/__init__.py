@@ -20,7 +20,7 @@ from .copies import CopyArrive, CopyAsync, CopyByThreads, CopyElement, CopyGroup
 from .cta import ReduceCta
 from .debug import DeviceAssert, Print
 from .elementwise import AllocRegisters, Fill, Map, MapScalar, Spread
-from .features import TaylorFeatures
+from .features import TaylorFeatures, TaylorGradient
 from .global_memory import LoadGlobal, StoreGlobal
 from .global_scalars import LoadScalar, StoreScalar
 from .inline import Inline
@@ -95,7 +95,7 @@ ALL_OPS: tuple[type[Op], ...] = (
     LoadReduced, TensorFence, TensorMma, CopyScales, Commit, ElectIssuer,
     ChangeLayout, AllocRegisters, Map, Fill, Spread, Mask, CompareElements, SelectElements, Indices,
     ChangeVector, Scan, RandomBits, ConvertCodes, PackCodes,
-    TriangularInverse, TaylorFeatures,
+    TriangularInverse, TaylorFeatures, TaylorGradient,
     Reduce, ReduceVector, ReduceCta, Total, Cast, Inline, Print, DeviceAssert, Turn, LastOf,
 )  # fmt: skip
 

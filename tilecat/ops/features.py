@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import Any, ClassVar
 
-from ..dtypes import bf16, f16
+from ..dtypes import bf16, f16, f32
 from ..errors import LayoutError
 from ..ir import TILE_SCOPES, Access, Effect, Op, Scope, Value, operand
 from ..ptx import instructions as ptx
@@ -103,6 +103,66 @@ class TaylorFeatures(Op):
             maker.row(words, target[first : first + FEATURES // 4 : 2])
 
 
+@dataclass(eq=False)
+class TaylorGradient(Op):
+    """`c sum over f of g_f (d phi_f / d x)(c x)` of each row x of 16, g its features' gradient.
+
+    Args:
+        gradient: f32, a row's 160 features in the order of `TaylorFeatures`.
+        tile: the rows, 16 bits, row order.
+        factor: c, an f32 scalar or a number.
+    """
+
+    verb: ClassVar[str] = "taylor_gradient"
+    scopes: ClassVar[tuple[Scope, ...]] = TILE_SCOPES
+    gradient: Value = operand()
+    tile: Value = operand()
+    factor: Value | float = operand()
+
+    def infer(self) -> tuple[TileType, ...]:
+        """The rows' shape, in f32."""
+        given, kind = self.gradient.type, self.tile.type
+        if not isinstance(kind, RegTileType) or kind.order != "row" or kind.cols != DIM or (
+            kind.dtype not in (bf16, f16)
+        ):
+            raise LayoutError(
+                f"taylor_gradient: wanted a register tile of bf16 or f16 with {DIM} columns, in "
+                f"row order, got {kind}"
+            )
+        wanted = RegTileType(f32, kind.rows, FEATURES, kind.warps)
+        if given != wanted:
+            raise LayoutError(
+                f"taylor_gradient: the gradient of features of {kind} is {wanted}, got {given}"
+            )
+        return (RegTileType(f32, kind.rows, DIM, kind.warps),)
+
+    def effects(self) -> tuple[Effect, ...]:
+        """Reads both tiles, writes the result."""
+        return (
+            Effect(Access.READ, self.gradient), Effect(Access.READ, self.tile),
+            Effect(Access.WRITE, self.result),
+        )  # fmt: skip
+
+    def emit(self, w: Any) -> None:
+        """Rows one after another."""
+        kind = self.tile.type
+        assert isinstance(kind, RegTileType), "checked in infer"
+        given, source, target = w.regs(self.gradient), w.regs(self.tile), w.regs(self.result)
+        maker = _Differentiator(w, kind, w.src(self.factor, "f32"))
+        for row in range(len(source) // 2):
+            block, half = divmod(row, 2)
+            words = [source[4 * block + half], source[4 * block + 2 + half]]
+            maker.row(
+                _of_row(given, block * FEATURES // 2, half, FEATURES // LANES), words,
+                _of_row(target, block * DIM // 2, half, HELD),
+            )  # fmt: skip
+
+
+def _of_row(registers: tuple[str, ...], first: int, half: int, count: int) -> list[str]:
+    """A lane's f32 elements of a row: of each 8 columns two, two further of the row 8 below."""
+    return [registers[first + 4 * (n // 2) + 2 * half + n % 2] for n in range(count)]
+
+
 @dataclass(frozen=True)
 class _Maker:
     """Makes the features of rows."""
@@ -141,8 +201,8 @@ class _Maker:
         self.w.line(ptx.alu("mul.rn.f32", product, a, b))
         return product
 
-    def _from(self, word: str, distance: int) -> str:
-        got: str = self.w.new("b32", "other")
+    def _from(self, word: str, distance: int, kind: str = "b32") -> str:
+        got: str = self.w.new(kind, "other")
         self.w.line(ptx.shfl_bfly(got, word, distance))
         return got
 
@@ -167,3 +227,63 @@ class _Maker:
 
         test: str = self.w.local(("lane mask", mask), "pred", "second", build)
         return test
+
+
+@dataclass(frozen=True)
+class _Differentiator(_Maker):
+    """Goes back from features of rows, in the order in which `_Maker` makes them."""
+
+    def row(self, given: list[str], words: list[str], target: list[str]) -> None:  # type: ignore[override]
+        """A lane's gradients of its elements: of its features, and of those of the other lanes."""
+        own, left = self._elements(words), iter(given)
+        sums: list[str | None] = [None] * HELD
+        for i, j in OWN:
+            g = next(left)
+            if i == j:
+                g = self._times(g, ptx.f32_literal(sqrt(2.0)))
+            else:
+                self._add(sums, j, g, own[i])
+            self._add(sums, i, g, own[j])
+        for distance in range(1, LANES):
+            other = self._elements([self._from(word, distance) for word in words])
+            away = self._between(left, (own, other), sums, distance)
+            for i, share in enumerate(away):
+                self._add(sums, i, self._from(share, distance, "f32"), None)
+        for i, x in enumerate(sums):
+            total = self._sum(x, next(left), None)
+            self.w.line(ptx.alu("mul.rn.f32", target[i], total, self.factor))
+
+    def _between(
+        self, left: Any, elements: tuple[list[str], list[str]], sums: list[Any], distance: int
+    ) -> list[Any]:
+        """Adds products with another lane's elements to this one's; gives what is the other's."""
+        own, other = elements
+        away: list[str | None] = [None] * HELD
+        for i, j in CROSS:
+            g = next(left)
+            self._add(sums, i, g, other[j])
+            self._add(away, j, g, own[i])
+        second = self._second(distance)
+        for pair in zip(_same(False), _same(True), strict=True):
+            g = next(left)
+            for number, index in enumerate(pair):
+                held = (ptx.f32_literal(0.0), g) if number else (g, ptx.f32_literal(0.0))
+                share = self._selected(held[1], held[0], second)
+                self._add(sums, index, share, other[index])
+                self._add(away, index, share, own[index])
+        return away
+
+    def _add(self, sums: list[Any], index: int, a: str, b: str | None) -> None:
+        sums[index] = self._sum(sums[index], a, b)
+
+    def _sum(self, before: str | None, a: str, b: str | None) -> str:
+        """`before + a b`."""
+        made: str = self.w.new("f32", "sum")
+        if before is None:
+            assert b is not None, "the first is a product"
+            self.w.line(ptx.alu("mul.rn.f32", made, a, b))
+        elif b is None:
+            self.w.line(ptx.alu("add.rn.f32", made, before, a))
+        else:
+            self.w.line(ptx.alu("fma.rn.f32", made, a, b, before))
+        return made
