@@ -63,6 +63,9 @@ class Recurrence:
     def begin(self, task: Any) -> None:
         """State role: before the first chunk of a task."""
 
+    def end(self, task: Any, index: Any) -> None:
+        """State role: after the last chunk of a task."""
+
     def products(self, task: Any, at: At) -> None:
         """Score role: products that are issued before factors are made."""
 
@@ -274,7 +277,11 @@ class ChunkScan:
             work.passing(*place, totals)
             self.chunk(work, place, head, (*tiles, v[index]), (totals, sums), out)
 
-        self.state.finish(lambda task: self.finish(task, totals, end, unit))
+        @self.state.finish
+        def _(task):
+            self.finish(task, totals, end, unit)
+            work.end(task, self.state.consumer)
+
         if self.y is not None:
             self.pipe.store(lambda task, step: self._store(task, self.at(task, step), out))
 

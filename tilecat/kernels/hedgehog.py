@@ -37,64 +37,78 @@ T = DTypeVar("T", bf16, f16)
 MAP = 64  # columns of a map
 FEATURES = 2 * MAP
 NORM_EPS = 1e-6  # added to sums of weights, as ThunderKittens' reference does
-REGISTERS = 136, 176  # of the score role, and of two warpgroups of the state role
+# Of the score role, and of each warpgroup of the state role, of which there are one or two.
+REGISTERS = {1: (168, 216), 2: (120, 184)}
+MEETING = 9  # named barrier: of the state role's warpgroups; behind it one of each
 TILE, SUM = rt[f32, CHUNK, CHUNK], rv[f32, MAP, "col"]
 
 
 class Lagging(ChunkScan):
-    """A scan whose state takes in the block before: scores first, then what features made."""
+    """A scan whose state takes in the block before, and makes that block's features itself."""
 
     def chunk(
         self, work: Any, place: Any, head: Any, tiles: Any, sums: Any, out: Any
     ) -> None:  # fmt: skip
-        """State role: Y and the next S of a chunk; each ring goes back as soon as it is read."""
-        (q, k, v), ((total,), y), before = tiles, sums, work.before
+        """State role: Y and the next S of a chunk, then features of its keys."""
+        (q, k, v), ((total,), y), before, index = tiles, sums, work.before, place[2]
+        work.tell(index)
         state = tc.as_a(total, self.dtype)
         tc.mma_ABt(y, before, self.p[head], accumulate=False)
         tc.mma_AtBt(y, v, work.p)
         tc.mma_wait()
         work.p.release()
         tc.mma_ABt(y, state, q)
-        tc.mma_AB(total, before, k)
-        tc.mma_wait(1)
+        tc.mma_AB(total, before, work.taken)
+        parts = work.parts(index)
+        for part, count in parts:
+            tc.mma_AtB(count, work.taken.part(part, 2), work.ones)
+        tc.mma_wait(1 + len(parts))
         made = tc.cast(tc.mul(y, tc.load(work.rows, COLUMN), out=y), self.dtype)
-        tc.store(self.y[place[2]].tile.T, made)
-        tc.sync()
+        tc.store(self.y[index].tile.T, made)
+        self.y.publish()
+        tc.barrier_sync(MEETING + 1 + index, 128)
         work.rows.release()
         tc.mma_wait()
+        work.meet()
+        tc.mma_AB(y, k, work.maps[1], accumulate=False)
         tc.copy(before, tc.load(v.tile.T))
+        tc.mma_wait()
+        for part, _ in parts:
+            work.store_features(part, y)
+        tc.fence_async()
+        work.meet()
 
 
 class Window(Recurrence):
-    """Scores and features of both parts, and what V of the block before adds.
+    """Scores and features of both parts.
 
     Args:
         scan: the core. tensors, tiles: of Q, K and V.
         maps: tensors, of queries and of keys; the head's lie in shared memory.
         factors: tensors alpha and beta, f32 [heads]; beta is positive.
-        scale: of scores. first: sums of phi(k) before the first token, or None.
+        scale: of scores.
+        counts: sums of phi(k) before the first token, or None, and behind the last block but one.
     """
 
     def __init__(
         self, scan: ChunkScan, tensors: Any, tiles: Any, maps: Any, factors: Any, scale: Any,
-        first: Any,
+        counts: Any,
     ):  # fmt: skip
         self.scan, self.tensors, self.tiles = scan, tensors, tiles
-        self.maps, self.weights, self.scale, self.first = maps, factors, scale, first
-        self.shared = tc.shared(st[scan.dtype, tiles[0].kind.cols, MAP], 2)
+        self.given, self.weights, self.scale, self.counts = maps, factors, scale, counts
+        dtype, pipe, score = scan.dtype, scan.pipe, scan.score
+        self.maps = tc.shared(st[dtype, tiles[0].kind.cols, MAP], 2)
         self.old = tc.shared(tiles[1].kind)
+        self.taken = tc.shared(st[dtype, CHUNK, FEATURES])
+        self.ones = tc.shared(st[dtype, CHUNK, 16])
         self.group = tensors[0].size(1) // tensors[1].size(1)
-        self.near, self.far = (tc.empty(TILE) for _ in range(2))
-        self.sums = tc.shared(sv[f32, MAP], 2)
-        self.ones = tc.shared(st[scan.dtype, CHUNK, 16])
-        self.totals = [tc.empty(rt[f32, MAP, 16]) for _ in range(2)]
-        self.before = tc.empty(rt[scan.dtype, CHUNK, CHUNK])
-        self.p = scan.pipe.ring(st[scan.dtype, CHUNK, CHUNK], writer=scan.score, beside=scan.p)
-        self.phi = [
-            scan.pipe.ring(st[scan.dtype, CHUNK, FEATURES], writer=scan.score, stages=scan.depth)
-            for _ in range(2)
-        ]
-        self.rows = scan.pipe.ring(sv[f32, CHUNK], writer=scan.score, beside=self.phi[0])
+        self.near, self.far, self.e = (tc.empty(TILE) for _ in range(3))
+        self.totals = [tc.empty(rt[f32, MAP, 16]) for _ in range(2 // scan.slices)]
+        self.before = tc.empty(rt[dtype, CHUNK, CHUNK])
+        self.p = pipe.ring(st[dtype, CHUNK, CHUNK], writer=score, beside=scan.p)
+        self.phi = pipe.ring(st[dtype, CHUNK, FEATURES], writer=score, stages=scan.depth)
+        self.rows = pipe.ring(sv[f32, CHUNK], writer=score, beside=self.phi)
+        self.sums = pipe.ring(sv[f32, MAP], writer=scan.state, count=2, stages=1)
 
     def load(self, task: Any, at: At) -> None:
         """Q of the head; K and V of its group."""
@@ -105,83 +119,112 @@ class Window(Recurrence):
         for index in range(v.count):
             tc.load_async(v[index], values.at(task.batch, head, at.row, index * CHUNK))
 
+    # ---- the score role
+
     def start(self, task: Any) -> None:
-        """The head's maps, and sums of phi(k) of earlier tokens."""
-        for tensor, tile in zip(self.maps, (self.shared[0], self.shared[1]), strict=True):
-            for row in range(0, tile.type.rows, CHUNK):
-                part = tile[row : row + CHUNK, :]
-                tc.store(part, tc.load(tensor.at(task.head, row, 0), self.before.type))
-        tc.store(self.ones, tc.full(rt[self.scan.dtype, CHUNK, 16], 1.0))
-        for part, total in enumerate(self.totals):
-            tc.fill(total, 0.0)
-            if self.first is not None:
-                place = self.first.at(task.batch, task.head, part * MAP)
-                tc.copy(total, total + tc.load(place, ROW))
-            tc.store(self.sums[part], tc.row_max(total))
+        """The head's map of queries, and keys of no block."""
+        for row in range(0, self.maps[0].type.rows, CHUNK):
+            self.take_map(task, 0, row)
         self.keep(lambda part, parts: tc.zeros(self.before.type))
 
-    def begin(self, task: Any) -> None:
-        """State role: nothing came before the first block."""
-        tc.fill(self.before, 0.0)
+    def take_map(self, task: Any, side: int, row: int) -> None:
+        """64 rows of a map."""
+        part = self.given[side].at(task.head, row, 0)
+        tc.store(self.maps[side][row : row + CHUNK, :], tc.load(part, self.before.type))
 
     def scores(self, task: Any, at: At, head: int) -> tuple[Any, ...]:
-        """P and P', features, and beta over sums of weights; all are stored here."""
+        """P and P', phi(Q), and beta over sums of weights; all are stored here."""
         (q, k, _), near, far = self.tiles, self.near, self.far
         alpha, beta = (tc.load(x.at(task.head), f32) for x in self.weights)
         tc.mma_ABt(near, q, k, accumulate=False)
         tc.mma_ABt(far, q, self.old, accumulate=False)
-        tc.mma_wait()
+        tc.mma_wait(1)
         near = tc.tril(near, value=-math.inf)
+        top = tc.row_max(near)
+        tc.mma_wait()
         with tc.when(at.number == 0):
             tc.fill(far, -math.inf)
-        factor = self.scale * LOG2_E
-        top = tc.row_max(far, tc.row_max(near)) * factor
+        top = tc.row_max(far, top) * (self.scale * LOG2_E)
         weights = self.weigh(near, top, self.p)
-        tc.mma_AB(near, q, self.shared[0], accumulate=False)
+        tc.mma_AB(near, q, self.maps[0], accumulate=False)
         weights = self.weigh(far, top, self.scan.p, weights)
         self.p.publish()
-        tc.mma_wait()
-        for part, phi in enumerate(self.features(near, far, alpha / beta)):
-            weights = tc.row_sum(phi * tc.load(self.sums[part], SUM), weights)
-            tc.store(self.phi[0].tile.part(part, 2), tc.cast(phi, self.scan.dtype))
-            if part == 0:
-                tc.mma_AB(far, self.old, self.shared[1], accumulate=False)
-        tc.store(self.rows.tile, tc.rcp(weights + NORM_EPS / beta))
-        self.phi[0].publish()
-        seen = tc.select(at.number > 0, 1.0, 0.0)
-        tc.mma_wait()
-        for part, phi in enumerate(self.features(far, near, seen)):
-            tc.store(self.phi[1].tile.part(part, 2), tc.cast(phi, self.scan.dtype))
-        taken = self.phi[1].tile
-        self.phi[1].publish()
         self.keep(lambda part, parts: tc.load(k.tile.part(part, parts)))
-        for part, total in enumerate(self.totals):
-            tc.mma_AtB(total, taken.part(part, 2), self.ones)
         tc.mma_wait()
-        for part, total in enumerate(self.totals):
-            tc.store(self.sums[part], tc.row_max(total))
-        tc.sync()
+        for part, (sign, out) in enumerate(((1, far), (-1, near))):
+            phi = softmax(near, sign, out, alpha / beta)
+            share = phi * tc.load(self.sums[part].tile, SUM)
+            weights = tc.row_sum(share, weights, partial=True)
+            tc.store(self.phi.tile.part(part, 2), tc.cast(phi, self.scan.dtype))
+        tc.store(self.rows.tile, tc.rcp(tc.total(weights) + NORM_EPS / beta))
         return (None,)
 
     def weigh(self, s: Any, top: Any, ring: Any, before: Any = None) -> Any:
-        """Stores e^(s - m), and adds up its rows."""
+        """Stores e^(s - m), and adds up its rows: shares of the lanes."""
         tc.exp2(tc.fma(s, self.scale * LOG2_E, -top, out=s), out=s)
         tc.store(ring, tc.cast(s, self.scan.dtype))
-        return tc.row_sum(s, before)
+        return tc.row_sum(s, before, partial=True)
 
     def keep(self, part_of: Any) -> None:
-        """Score role: keys for the next chunk, 64 columns after 64 columns."""
+        """Keys for the next chunk, 64 columns after 64 columns."""
         parts = self.old.type.cols // CHUNK
         for part in range(parts):
             tc.store(self.old.part(part, parts), part_of(part, parts))
-        tc.fence_async()
         tc.sync()
 
-    def features(self, z: Any, other: Any, factor: Any) -> Any:
-        """`factor softmax(z)`, in `other`, and `factor softmax(-z)`, in place of z = x W."""
-        for sign, end, e in ((1.0, tc.row_max(z), other), (-1.0, tc.row_min(z), z)):
-            tc.exp2(tc.fma(z, sign * LOG2_E, end * (-sign * LOG2_E), out=e), out=e)
-            yield tc.mul(e, tc.rcp(tc.row_sum(e)) * factor, out=e)
+    # ---- the state role
+
+    def parts(self, index: Any) -> list[tuple[Any, Any]]:
+        """Which halves of phi(k) a warpgroup makes, and their sums."""
+        return [(index, self.totals[0])] if self.scan.slices == 2 else [*enumerate(self.totals)]
+
+    def begin(self, task: Any) -> None:
+        """The head's map of keys; nothing came before the first block."""
+        index, rows = self.scan.state.consumer, self.maps[1].type.rows
+        for row in range(0, rows, CHUNK):
+            with tc.when(index == row // CHUNK):
+                self.take_map(task, 1, row)
+        tc.store(self.ones, tc.full(rt[self.scan.dtype, CHUNK, 16], 1.0))
+        tc.fill(self.before, 0.0)
+        for part, total in self.parts(index):
+            tc.store(self.taken.part(part, 2), self.before)
+            tc.fill(total, 0.0)
+            if self.counts[0] is not None:
+                place = self.counts[0].at(task.batch, task.head, part * MAP)
+                tc.copy(total, total + tc.load(place, ROW))
+        tc.fence_async()
+        self.meet()
+
+    def meet(self) -> None:
+        """The role's warpgroups wait for each other."""
+        tc.barrier_sync(MEETING, self.scan.slices * 128)
+
+    def tell(self, index: Any) -> None:
+        """Sums of phi(k) of what is in S, for the score role."""
+        for part, total in self.parts(index):
+            tc.store(self.sums[part].tile, tc.row_max(total))
+        self.sums.publish()
+
+    def store_features(self, part: Any, z: Any) -> None:
+        """Half of phi(k), from z = K W."""
+        if self.scan.slices == 2:  # each warpgroup's own half
+            phi = softmax(tc.mul(z, tc.select(part == 0, 1.0, -1.0), out=z), 1, z, 1.0)
+        else:
+            phi = softmax(z, *((1, self.e), (-1, z))[part], 1.0)
+        tc.store(self.taken.part(part, 2), tc.cast(phi, self.scan.dtype))
+
+    def end(self, task: Any, index: Any) -> None:
+        """Sums of phi(k) of all but the last block."""
+        for part, total in self.parts(index):
+            place = self.counts[1].at(task.batch, task.head, part * MAP)
+            tc.store(place, tc.row_max(total))
+
+
+def softmax(z: Any, sign: int, out: Any, factor: Any) -> Any:
+    """`factor softmax(sign z)` of rows."""
+    end = (tc.row_max if sign > 0 else tc.row_min)(z) * (-sign * LOG2_E)
+    tc.exp2(tc.fma(z, sign * LOG2_E, end, out=out), out=out)
+    return tc.mul(out, tc.rcp(tc.row_sum(out)) * factor, out=out)
 
 
 @tc.kernel
@@ -189,7 +232,7 @@ def hedgehog(
     Q: gl[T, "B", "H", "T", "D"], K: gl[T, "B", "Hk", "T", "D"], V: gl[T, "B", "Hk", "T", "V"],
     QMap: gl[T, "H", "D", 64], KMap: gl[T, "H", "D", 64], Alpha: gl[f32, "H"], Beta: gl[f32, "H"],
     O: gl[T, "B", "H", "T", "V"], KV: gl[f32, "B", "H", 128, "V"], KS: gl[f32, "B", "H", 128],
-    scale: f32, *args, dim=128, slices=2, stages=2, depth=1, start=False, registers=REGISTERS,
+    scale: f32, *args, dim=128, slices=2, stages=2, depth=1, start=False, registers=None,
 ):  # fmt: skip
     """O, and sums of phi(k) v^T and of phi(k) of all but the last block; Hk divides H.
 
@@ -197,20 +240,13 @@ def hedgehog(
     """
     tasks = tasks_of(Q.size(1), Q.size(0), Q.rows)
     scan = Lagging(
-        Q.dtype, tasks, slices=slices, stages=stages, depth=depth, registers=registers
+        Q.dtype, tasks, slices=slices, stages=stages, depth=depth,
+        registers=registers or REGISTERS[slices],
     )
     q, k = (scan.pipe.input(st[Q.dtype, CHUNK, dim]) for _ in range(2))
     v = scan.pipe.input(st[Q.dtype, CHUNK, CHUNK], count=slices)
     work = Window(scan, (Q, K, V), (q, k, v), (QMap, KMap), (Alpha, Beta), scale,
-                  args[1] if start else None)  # fmt: skip
-
-    @scan.score.finish
-    def _(task):
-        for part in range(2):
-            sums = tc.load(work.sums[part], SUM)
-            tc.store(KS.at(task.batch, task.head, part * MAP), sums)
-        tc.sync()
-
+                  (args[1] if start else None, KS))  # fmt: skip
     states = (args[0] if start else None, KV)
     turned = [None if x is None else x.permute(0, 1, 3, 2) for x in states]
-    scan.run(work, work.phi[0], work.phi[1], v, O, *turned)
+    scan.run(work, work.phi, k, v, O, *turned)
