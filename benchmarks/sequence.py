@@ -216,7 +216,34 @@ DELTA = tuple(
     delta_problem(B=b, Hk=16, H=h, T=t)
     for b, h, t in ((1, 64, 8192), (1, 32, 8192), (4, 64, 8192), (1, 64, 2048))
 )
-BASED = tuple(based_problem(B=16, H=16, T=t) for t in (1024, 4096, 16384))
+def based_gradient_inputs(B: int, H: int, T: int) -> tuple[Any, ...]:
+    return (normal(B, H, T, 64), *based_inputs(B, H, T))
+
+
+def based_gradients(*given: Any) -> Any:
+    return tc.based_backward(*given, use_norm=False)
+
+
+def exact_based_gradient(do: Any, q: Any, k: Any, v: Any) -> torch.Tensor:
+    leaf = q.double().requires_grad_()
+    exact_based(leaf, k, v).backward(do.double())
+    assert leaf.grad is not None
+    return leaf.grad
+
+
+def based_gradient_problem(**e: int) -> Problem:
+    row = based_problem(**e)
+    return Problem(
+        row.name.replace("based", "based_backward"), e, based_gradient_inputs, based_gradients,
+        exact_based_gradient, row.small, 512 * e["B"] * e["H"] * e["T"], limit=4e-3,
+    )  # fmt: skip
+
+
+LENGTHS = (1024, 4096, 16384)
+BASED = (
+    *(based_problem(B=16, H=16, T=t) for t in LENGTHS),
+    *(based_gradient_problem(B=16, H=16, T=t) for t in LENGTHS),
+)
 
 
 # ---- Hedgehog
@@ -252,7 +279,7 @@ def hedgehog_problem(**e: int) -> Problem:
                    moved)  # fmt: skip
 
 
-HEDGEHOG = tuple(hedgehog_problem(B=16, H=16, T=t) for t in (1024, 4096, 16384))
+HEDGEHOG = tuple(hedgehog_problem(B=16, H=16, T=t) for t in LENGTHS)
 PROBLEMS: tuple[Problem, ...] = (*LINEAR, *MAMBA, *DELTA, *BASED, *HEDGEHOG)
 
 

@@ -1,4 +1,4 @@
-"""The delta rule and Based as operators of torch: values, fake tensors, refused gradients."""
+"""The delta rule as operators of torch: values, fake tensors, gradients."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ torch = pytest.importorskip("torch")
 
 import tilecat as tc  # noqa: E402
 import tilecat.torch as tct  # noqa: E402
-from tilecat.errors import ScopeError  # noqa: E402
 
 
 def tensors(dtype=torch.bfloat16):
@@ -28,9 +27,6 @@ def test_operators_are_the_functions():
     starts = torch.tensor([0, 30, 70])
     o, state = tct.chunk_delta_rule(q, k, v, beta, cu_seqlens=starts, **options)
     assert o.shape == v.shape and state.shape == (2, 2, 64, 64)
-    a, b = (x[..., :16].transpose(1, 2) for x in (q, k))
-    u = v[:, :, :1].transpose(1, 2)
-    assert torch.equal(tct.parallel_based(a, b, u), tc.based(a, b, u)[0])
 
 
 def test_operators_pass_torchs_checks():
@@ -41,10 +37,6 @@ def test_operators_pass_torchs_checks():
         ops.gated_delta_rule.default, (q, k, v, g, beta, None, None, 0.125, True, True),
         test_utils=tests,
     )  # fmt: skip
-    a, u = q[..., :16].transpose(1, 2), v[:, :, :1].transpose(1, 2)
-    torch.library.opcheck(
-        ops.based.default, (a, a, u, None, 0.25, False, True), test_utils=tests
-    )
 
 
 def recurrence(q, k, v, g, beta, state, scale):
@@ -85,10 +77,3 @@ def test_gradients_pass_torchs_checks():
         (v, q, k, v, g, beta, None, None, None, 0.125, True),
         test_utils=("test_schema", "test_faketensor"),
     )  # fmt: skip
-
-
-def test_gradients_of_based_are_refused_by_name():
-    q, _, v, *_ = tensors()
-    a = q[..., :16].transpose(1, 2).requires_grad_()
-    with pytest.raises(ScopeError, match="based: has no gradients yet"):
-        tct.parallel_based(a, a, v[:, :, :1].transpose(1, 2))

@@ -1,4 +1,4 @@
-"""Gradients of Based: a scan in reversed time for values, a scan of another kind for q and for k."""
+"""Gradients of Based: a scan in reversed time for values, another kind of scan for q and k."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class _Pass:
                       {**params, "stages": STAGES})  # fmt: skip
 
     def others(self, parts: tuple[Any, Any], sums: tuple[Any, Any] | None) -> list[Launch]:
-        """dq and dk of each 64 columns.
+        """Of each 64 columns dq and dk.
 
         Args:
             parts: of both. sums: gradients of the sums of weights, and ones, where divided.
@@ -124,9 +124,11 @@ def _run(
     factor = DIM**-0.5 if scale is None else float(scale)
     factors, dv = (factor, factor**0.5), whole_rows(made[2])
     do, q, k, v = (whole_rows(x) for x in (do, q, k, v))
-    launches, sums = [], None
+    launches: list[Launch] = []
+    sums: tuple[Any, Any] | None = None
     if norm:
-        o, d_out, weights, *sums = (*(whole_rows(x) for x in work[:2]), *work[2:])
+        o, d_out = (whole_rows(x) for x in work[:2])
+        weights, sums = work[2], (work[3], work[4])
         launches += [
             Launch(kernel, (q, k, v, o), (*factors, weights),
                    {"norm": True, "sums": True, "stages": STAGES_WITH_NORMS}),
@@ -135,7 +137,7 @@ def _run(
         do = d_out
     given_pass = _Pass(do, q, k, v, factors, first, d_last)
     launches.append(given_pass.values(dv, made[3] if first is not None else None))
-    launches += given_pass.others(parts, sums and tuple(sums))
+    launches += given_pass.others(parts, sums)
     if blocks > 1:
         launches += [Launch(sum_parts, pair, (), {}) for pair in zip(parts, made, strict=False)]
     run(key, given, made, makers, lambda eased: tuple(launches))

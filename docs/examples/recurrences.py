@@ -14,7 +14,7 @@ and CPU tensors they run on the PTX machine, on CUDA tensors on the GPU.
 """,
     ("linear_attention", "simple_gla", "lightning_attn", "simple_gla_backward", "ssd",
      "simple_gla_step", "lightning_attn_step", "ssd_step", "gated_delta_rule", "delta_rule",
-     "gated_delta_rule_backward", "gated_delta_rule_step", "based", "based_step", "hedgehog"),
+     "gated_delta_rule_backward", "gated_delta_rule_step", "based", "based_backward", "based_step", "hedgehog"),
     (
         E("linear_attention lightning_attn", """
 x = np.ones((1, 70, 2, 32), np.float16)
@@ -64,6 +64,11 @@ before = state.copy()
 last = tc.based_step(q[:, :, 0], q[:, :, 0], v[:, :, 0] / 64, state)
 """, ("np.allclose(o, 1, atol=1e-2)  # a weighted mean",
       "np.allclose(state, before * 71 / 70, rtol=1e-2)")),
+        E("based_backward", """
+q, v = np.ones((1, 1, 70, 16), np.float16) / 2, np.ones((1, 1, 70, 64), np.float16)
+dq, dk, dv, _ = tc.based_backward(v, q, q, v)
+""", ("np.allclose(dv[0, 0, -1], 1 / 70, atol=1e-3)  # the last value has a 70th of the last mean",
+      "abs(dq).max() < 0.5  # all values are equal: weights do not matter")),
         E("hedgehog", """
 x, ones = np.ones((1, 2, 70, 64), np.float16), np.ones(2, np.float32)
 maps = np.zeros((2, 64, 64), np.float16)

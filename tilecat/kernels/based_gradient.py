@@ -89,7 +89,7 @@ def based_gradient(
     B: gl[T, "B", "H", "T", "V"], dX: gl[U, "parts", "B", "H", "T", 16], scale: f32, root: f32,
     *args, stages=2, reverse=False, start=False,
 ):  # fmt: skip
-    """dX of each 64 columns of A and B; args: S before (reversed: behind) all, where wanted.
+    """Of each 64 columns of A and B dX; args: S before (reversed: behind) all, where wanted.
 
     S: f32 [B, H, 160, V], as `based` has it.
     """

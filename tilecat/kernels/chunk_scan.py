@@ -259,9 +259,7 @@ class ChunkScan:
 
         self.score.start(lambda task: work.start(task))
 
-        @self.score.compute
-        def _(task, step):
-            self.scores(work, task, self.at(task, step))
+        self.score.compute(lambda task, step: self.scores(work, task, self.at(task, step)))
 
         @self.state.start
         def _(task):

@@ -221,7 +221,7 @@ class Window(Recurrence):
 
 
 def softmax(z: Any, sign: int, out: Any, factor: Any) -> Any:
-    """`factor softmax(sign z)` of rows."""
+    """Of rows the softmax of z or -z, times a factor."""
     end = (tc.row_max if sign > 0 else tc.row_min)(z) * (-sign * LOG2_E)
     tc.exp2(tc.fma(z, sign * LOG2_E, end, out=out), out=out)
     return tc.mul(out, tc.rcp(tc.row_sum(out)) * factor, out=out)

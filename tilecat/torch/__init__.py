@@ -4,9 +4,10 @@
 """
 
 from .attention import attention
+from .based import parallel_based
 from .cross_entropy import cross_entropy
 from .decode import attention_decode
-from .delta_rule import chunk_delta_rule, chunk_gated_delta_rule, parallel_based
+from .delta_rule import chunk_delta_rule, chunk_gated_delta_rule
 from .fft_conv import FFTConv, fft_conv
 from .hedgehog import hedgehog
 from .linear_maps import linear_gate, linear_gelu

@@ -1,8 +1,7 @@
-"""The delta rule, and Based forward, as operators of torch.
+"""The delta rule as operators of torch.
 
 `tilecat::gated_delta_rule` and `tilecat::gated_delta_rule_backward`: `chunk_gated_delta_rule` and
-`chunk_delta_rule` of flash-linear-attention. `tilecat::based`: its `parallel_based`, which has no
-gradients yet: where one is asked for, the call says so.
+`chunk_delta_rule` of flash-linear-attention.
 """
 
 from __future__ import annotations
@@ -10,11 +9,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..based_call import based
 from ..delta_rule_backward_call import gated_delta_rule_backward
 from ..delta_rule_call import delta_rule, gated_delta_rule
-from ..kernels.based import FEATURES
-from .library import define, packed, refuses, torch
+from .library import define, packed, torch
 
 once_differentiable = torch.autograd.function.once_differentiable
 CHUNK = 64  # tokens
@@ -68,27 +65,6 @@ def chunk_delta_rule(
         q, k, v, None, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel,
         cu_seqlens,
     )  # fmt: skip
-
-
-def parallel_based(
-    q: Any, k: Any, v: Any, scale: float | None = None, use_norm: bool = True,
-    *, initial_state: Any = None, output_final_state: bool = False,
-) -> Any:  # fmt: skip
-    """`tilecat.based` as an operator of torch, without gradients.
-
-    Args:
-        q, k, v, scale, use_norm, initial_state, output_final_state: see there.
-
-    Returns:
-        o; or (o, final state), where that is asked for.
-
-    Raises:
-        ScopeError: a tensor wants a gradient. LayoutError, DTypeError, ResourceError: as
-            `tilecat.based`.
-    """
-    factor = q.shape[-1] ** -0.5 if scale is None else scale
-    o, state = _based(q, k, v, initial_state, factor, bool(use_norm), bool(output_final_state))
-    return (o, state) if output_final_state else o
 
 
 def _none(like: Any) -> Any:
@@ -163,25 +139,6 @@ def _delta_flops(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
     return int(math.prod(v[:3]) * (4 * CHUNK * (q[3] + v[3]) + 6 * q[3] * v[3]))
 
 
-def _based_kernel(
-    q: Any, k: Any, v: Any, state: Any, scale: float, norm: bool, wants_state: bool
-) -> tuple[Any, Any]:  # fmt: skip
-    o, last = based(q, k, v, scale, norm, initial_state=state, output_final_state=wants_state)
-    return o, _none(q) if last is None else last
-
-
-def _based_fake(
-    q: Any, k: Any, v: Any, state: Any, scale: float, norm: bool, wants_state: bool
-) -> tuple[Any, Any]:  # fmt: skip
-    shape = (*v.shape[:2], FEATURES, v.shape[3]) if wants_state else (0,)
-    return v.new_empty(v.shape), q.new_empty(shape, dtype=torch.float32)
-
-
-def _based_flops(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
-    """Of chunks of 64: scores and their sums, and the state's two products."""
-    return int(math.prod(v[:3]) * (2 * CHUNK * (q[3] + v[3]) + 4 * FEATURES * v[3]))
-
-
 _delta = define(
     "gated_delta_rule(Tensor q, Tensor k, Tensor v, Tensor? g, Tensor beta, Tensor? state, "
     "Tensor? cu_seqlens, float scale, bool norm, bool wants_state) -> (Tensor, Tensor)",
@@ -193,9 +150,4 @@ _delta_backward = define(
     "Tensor? state, Tensor? d_last, Tensor? cu_seqlens, float scale, bool norm) "
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     _backward_kernel, _backward_fake, flops=_delta_backward_flops,
-)  # fmt: skip
-_based = define(
-    "based(Tensor q, Tensor k, Tensor v, Tensor? state, float scale, bool norm, bool wants_state) "
-    "-> (Tensor, Tensor)",
-    _based_kernel, _based_fake, refuses("based"), flops=_based_flops, cast=3,
 )  # fmt: skip
