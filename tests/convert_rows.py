@@ -226,21 +226,23 @@ def slopes(x: Any) -> Any:
     return tile * 0.0625 - 5.0
 
 
-def taylor_slopes(k: Any) -> Any:
-    """Of rows x, where features are those of x / 2."""
-    x, made = k.x / 2, np.zeros(k.x.shape)
+def taylor_slopes(k: Any, c: float) -> Any:
+    """Of rows x, where features are those of c x."""
+    x, made = k.x * c, np.zeros(k.x.shape)
     given = (np.arange(160) + np.arange(len(x))[:, None]) * 0.0625 - 5
     for g, what in zip(given.T, tc.taylor_order(), strict=True):
         if len(what) == 1 and what[0] >= 0:
             made[:, what[0]] += g
-        for i, j in ((what, what[::-1]) if len(what) == 2 else ()):
+        for i, j in (what, what[::-1]) if len(what) == 2 else ():
             made[:, i] += g * x[:, j] * (0.5**0.5 if i == j else 1.0)
-    return made / 2
+    return made * c
 
 
-FEATURES += (
-    Row("taylor_gradient", lambda k: tc.taylor_gradient(slopes(k.x), k.x, 0.5), taylor_slopes,
-        (bf16, f16), ulps=8, floor=64.0, out=f32, shapes=((64, 16), (128, 16)), orders=("row",)),
+BACKWARD = tuple(
+    Row(f"taylor_gradient of {c}", lambda k, c=c: tc.taylor_gradient(slopes(k.x), k.x, c),
+        lambda k, c=c: taylor_slopes(k, c), (bf16, f16), ulps=8, floor=128.0 * c, out=f32,
+        shapes=((64, 16), (128, 16)), orders=("row",))
+    for c in (0.25, 0.5, 1.0)
 )  # fmt: skip
 
-ROWS = TRIANGULAR + FEATURES + QUANTIZED + MICROSCALED + NARROW + RANDOM + CASTS
+ROWS = TRIANGULAR + FEATURES + QUANTIZED + MICROSCALED + NARROW + RANDOM + CASTS + BACKWARD

@@ -14,7 +14,8 @@ and CPU tensors they run on the PTX machine, on CUDA tensors on the GPU.
 """,
     ("linear_attention", "simple_gla", "lightning_attn", "simple_gla_backward", "ssd",
      "simple_gla_step", "lightning_attn_step", "ssd_step", "gated_delta_rule", "delta_rule",
-     "gated_delta_rule_backward", "gated_delta_rule_step", "based", "based_backward", "based_step", "hedgehog"),
+     "gated_delta_rule_backward", "gated_delta_rule_step", "based", "based_backward",
+     "based_step", "hedgehog"),
     (
         E("linear_attention lightning_attn", """
 x = np.ones((1, 70, 2, 32), np.float16)

@@ -50,7 +50,7 @@ class Lagging(ChunkScan):
         self, work: Any, place: Any, head: Any, tiles: Any, sums: Any, out: Any
     ) -> None:  # fmt: skip
         """State role: Y and the next S of a chunk, then features of its keys."""
-        (q, k, v), ((total,), y), before, index = tiles, sums, work.before, place[2]
+        (q, _, v), ((total,), y), before, index = tiles, sums, work.before, place[2]
         work.tell(index)
         state = tc.as_a(total, self.dtype)
         tc.mma_ABt(y, before, self.p[head], accumulate=False)
@@ -70,7 +70,7 @@ class Lagging(ChunkScan):
         work.rows.release()
         tc.mma_wait()
         work.meet()
-        tc.mma_AB(y, k, work.maps[1], accumulate=False)
+        tc.mma_AB(y, work.tiles[1], work.maps[1], accumulate=False)
         tc.copy(before, tc.load(v.tile.T))
         tc.mma_wait()
         for part, _ in parts:
@@ -249,4 +249,4 @@ def hedgehog(
                   (args[1] if start else None, KS))  # fmt: skip
     states = (args[0] if start else None, KV)
     turned = [None if x is None else x.permute(0, 1, 3, 2) for x in states]
-    scan.run(work, work.phi, k, v, O, *turned)
+    scan.run(work, work.phi, work.phi, v, O, *turned)
