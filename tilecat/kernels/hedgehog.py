@@ -7,20 +7,19 @@ Of tokens i in block c of 64, with m_i the largest score that i sees in its wind
     o_i = sum of w_ij v_j / (sum of w_ij + 1e-6)         phi(x) = [softmax(x W), softmax(-x W)]
 
 The scan of `chunk_scan` with a state that lags a block behind: it takes in the block that leaves
-the window, the one before the chunk's, of which the state role still has V^T in registers and the
-score role a copy of K. So a chunk is, with ' for that block,
+the window, the one before the chunk's, of which the state role still has V^T in registers, and
+features of its keys in shared memory; the score role has a copy of K. With ' for that block,
 
-    Y^T = S^T phi(Q)^T + V'^T P'^T + V^T P^T        S^T = S^T + V'^T phi(K')
+    Y^T = V'^T P'^T + V^T P^T + S^T phi(Q)^T        S^T = S^T + V'^T phi(K')
 
 The score role makes P' and P, e^(s - m) as it is, for rounding a 1 costs nothing; phi(Q) times
-alpha / beta and phi(K') from one product with each map; and beta over the sum of the weights, in
-f32, by which Y is multiplied. Sums of phi(k) are products with ones, of what S takes in.
+alpha / beta; and beta over the sum of the weights, in f32, by which Y is multiplied. The state
+role makes phi(K), of which each warpgroup of two makes a half, and sums of it, products with ones,
+for the score role. P' and P, phi(Q), and the sums of weights go through a ring each, of one stage:
+told as soon as it is written, given back as soon as it is read, so the roles overlap:
 
-P' and P, phi(Q), and phi(K') go through a ring each, of one stage: told as soon as it is written,
-given back as soon as it is read. So the roles overlap without room for two chunks:
-
-    score  P' P [0] | phi(Q) [0]     | phi(K') [0]       | P' P [1]     | ...
-    state           | V'P' + V P [0] | S^T phi(Q) [0]    | S[0], V^T[0] | ...
+    score  P' P [0] | phi(Q) [0]       | P' P [1]                       | ...
+    state           | V'P' + V P [0]   | S phi(Q) [0], S[0], phi(K) [0] | ...
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ MAP = 64  # columns of a map
 FEATURES = 2 * MAP
 NORM_EPS = 1e-6  # added to sums of weights, as ThunderKittens' reference does
 # Of the score role, and of each warpgroup of the state role, of which there are one or two.
-REGISTERS = {1: (168, 216), 2: (120, 184)}
+REGISTERS = {1: (168, 216), 2: (104, 192)}
 MEETING = 9  # named barrier: of the state role's warpgroups; behind it one of each
 TILE, SUM = rt[f32, CHUNK, CHUNK], rv[f32, MAP, "col"]
 
@@ -58,25 +57,25 @@ class Lagging(ChunkScan):
         tc.mma_wait()
         work.p.release()
         tc.mma_ABt(y, state, q)
+        work.meet()  # the halves of what is taken in are there
         tc.mma_AB(total, before, work.taken)
         parts = work.parts(index)
         for part, count in parts:
             tc.mma_AtB(count, work.taken.part(part, 2), work.ones)
         tc.mma_wait(1 + len(parts))
+        work.phi.release()
+        tc.mma_AB(work.z, work.tiles[1], work.maps[1], accumulate=False)
         made = tc.cast(tc.mul(y, tc.load(work.rows, COLUMN), out=y), self.dtype)
         tc.store(self.y[index].tile.T, made)
         self.y.publish()
-        tc.barrier_sync(MEETING + 1 + index, 128)
+        tc.mma_wait(1)
+        work.meet()  # both have taken them in
         work.rows.release()
-        tc.mma_wait()
-        work.meet()
-        tc.mma_AB(y, work.tiles[1], work.maps[1], accumulate=False)
         tc.copy(before, tc.load(v.tile.T))
         tc.mma_wait()
         for part, _ in parts:
             work.store_features(part, y)
         tc.fence_async()
-        work.meet()
 
 
 class Window(Recurrence):
@@ -102,12 +101,12 @@ class Window(Recurrence):
         self.taken = tc.shared(st[dtype, CHUNK, FEATURES])
         self.ones = tc.shared(st[dtype, CHUNK, 16])
         self.group = tensors[0].size(1) // tensors[1].size(1)
-        self.near, self.far, self.e = (tc.empty(TILE) for _ in range(3))
+        self.near, self.far, self.z = (tc.empty(TILE) for _ in range(3))
         self.totals = [tc.empty(rt[f32, MAP, 16]) for _ in range(2 // scan.slices)]
         self.before = tc.empty(rt[dtype, CHUNK, CHUNK])
         self.p = pipe.ring(st[dtype, CHUNK, CHUNK], writer=score, beside=scan.p)
         self.phi = pipe.ring(st[dtype, CHUNK, FEATURES], writer=score, stages=scan.depth)
-        self.rows = pipe.ring(sv[f32, CHUNK], writer=score, beside=self.phi)
+        self.rows = pipe.ring(sv[f32, CHUNK], writer=score, stages=scan.depth)
         self.sums = pipe.ring(sv[f32, MAP], writer=scan.state, count=2, stages=1)
 
     def load(self, task: Any, at: At) -> None:
@@ -151,11 +150,14 @@ class Window(Recurrence):
         self.p.publish()
         self.keep(lambda part, parts: tc.load(k.tile.part(part, parts)))
         tc.mma_wait()
-        for part, (sign, out) in enumerate(((1, far), (-1, near))):
+        made = (1, far), (-1, near)
+        for part, (sign, out) in enumerate(made):
             phi = softmax(near, sign, out, alpha / beta)
+            tc.store(self.phi.tile.part(part, 2), tc.cast(phi, self.scan.dtype))
+        self.phi.publish()
+        for part, (_, phi) in enumerate(made):
             share = phi * tc.load(self.sums[part].tile, SUM)
             weights = tc.row_sum(share, weights, partial=True)
-            tc.store(self.phi.tile.part(part, 2), tc.cast(phi, self.scan.dtype))
         tc.store(self.rows.tile, tc.rcp(tc.total(weights) + NORM_EPS / beta))
         return (None,)
 
@@ -181,6 +183,7 @@ class Window(Recurrence):
     def begin(self, task: Any) -> None:
         """The head's map of keys; nothing came before the first block."""
         index, rows = self.scan.state.consumer, self.maps[1].type.rows
+        self.meet()  # of the task before all has been read
         for row in range(0, rows, CHUNK):
             with tc.when(index == row // CHUNK):
                 self.take_map(task, 1, row)
@@ -193,7 +196,7 @@ class Window(Recurrence):
                 place = self.counts[0].at(task.batch, task.head, part * MAP)
                 tc.copy(total, total + tc.load(place, ROW))
         tc.fence_async()
-        self.meet()
+        self.meet()  # the map is there
 
     def meet(self) -> None:
         """The role's warpgroups wait for each other."""
@@ -205,12 +208,13 @@ class Window(Recurrence):
             tc.store(self.sums[part].tile, tc.row_max(total))
         self.sums.publish()
 
-    def store_features(self, part: Any, z: Any) -> None:
-        """Half of phi(k), from z = K W."""
-        if self.scan.slices == 2:  # each warpgroup's own half
+    def store_features(self, part: Any, other: Any) -> None:
+        """Half of phi(k), from z = K W; where it makes both, the first in another tile."""
+        z = self.z
+        if self.scan.slices == 2:
             phi = softmax(tc.mul(z, tc.select(part == 0, 1.0, -1.0), out=z), 1, z, 1.0)
         else:
-            phi = softmax(z, *((1, self.e), (-1, z))[part], 1.0)
+            phi = softmax(z, *((1, other), (-1, z))[part], 1.0)
         tc.store(self.taken.part(part, 2), tc.cast(phi, self.scan.dtype))
 
     def end(self, task: Any, index: Any) -> None:
