@@ -3,8 +3,8 @@
     python benchmarks/attention_error.py OUT.json [PROCESSES [FORWARD BACKWARD]]
 
 Random problems of a fixed seed that `F.scaled_dot_product_attention` takes with PyTorch's cuDNN
-backend: bf16 and f16, head dims, lengths, grouped heads, causal or a bias. Of those that cuDNN
-refuses, or gets wrong by more than MAX_ERROR, another is drawn; how many were, is in the file. What
+backend: bf16 and f16, head dims, lengths, grouped heads, causal or a bias. Those that
+cuDNN refuses, or gets wrong by more than MAX_ERROR, are left out, and are in the file. What
 our calls allocate is NaN before it is written. Errors are norms of differences from float64, of O,
 dQ, dK and dV; a ratio is ours over cuDNN's. Each computes its gradients from its own forward.
 """
@@ -12,9 +12,7 @@ dQ, dK and dV; a ratio is ours over cuDNN's. Each computes its gradients from it
 import math
 import random
 import sys
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -24,16 +22,22 @@ import torch
 import tilecat as tc
 from tilecat.bench import record
 
-SEED, LONGEST = 2026, 1500
+SEED, SHORTEST, LONGEST = 2026, 2, 1500  # of one key cuDNN computes nothing
 PARTS = ("O", "dQ", "dK", "dV")
-DIMS = ((64, 64), (64, 64), (128, 128), (128, 128), (96, 96), (192, 192), (192, 128), (256, 256))
+KINDS = (
+    ((64, 64), "bfloat16"), ((64, 64), "bfloat16"), ((128, 128), "bfloat16"),
+    ((128, 128), "bfloat16"), ((128, 128), "float16"), ((64, 64), "float16"),
+    ((192, 128), "bfloat16"), ((256, 256), "bfloat16"),
+)  # fmt: skip
 MAX_ERROR = 2.0**-4  # of a norm: beyond it, another function was computed
-MAX_DRAWS = 3  # times as many problems as wanted
+BACKWARD = 10_000  # numbers of problems with gradients begin there
+DRAWN = 1.03  # problems for each one wanted
+WRITTEN = 40  # problems after which the file is written
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Lengths even in their logarithms, 1 to LONGEST; one edge, or a bias of the dtype of q."""
+    """Lengths even in their logarithms, SHORTEST to LONGEST; one edge, or a bias of q's dtype."""
 
     number: int
     batch: int
@@ -49,11 +53,13 @@ class Problem:
     def draw(cls, number: int) -> "Problem":
         rng = random.Random(SEED * 100_000 + number)
         groups, group = rng.choice((1, 2, 4)), rng.choice((1, 1, 2, 4))
-        queries, keys = (round(LONGEST ** rng.random()) for _ in range(2))
+        few, most = math.log(SHORTEST), math.log(LONGEST)
+        queries, keys = (round(math.exp(rng.uniform(few, most))) for _ in range(2))
+        dims, dtype = rng.choice(KINDS)
         return cls(
             number, rng.randint(1, 3), groups * group, groups, queries,
-            queries if rng.random() < 0.4 else keys, rng.choice(DIMS),
-            rng.choice(("bfloat16", "bfloat16", "float16")), rng.choice(("", "causal", "bias")),
+            queries if rng.random() < 0.4 else keys, dims, dtype,
+            rng.choice(("", "causal", "bias")),
         )  # fmt: skip
 
     def tensors(self) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor | None]:
@@ -108,15 +114,17 @@ def of_tilecat(problem: Problem, inputs: Any, grad: Any, bias: Any, trains: bool
 
 
 def errors(found: list[Any], wanted: list[Any]) -> list[float]:
-    return [float((x.double() - y).norm()) for x, y in zip(found, wanted, strict=False)]
+    return [
+        float(f"{float((x.double() - y).norm()):.4g}") for x, y in zip(found, wanted, strict=False)
+    ]
 
 
-def measure(number: int, trains: bool) -> dict[str, Any]:
+def measure(number: int) -> dict[str, Any]:
     """Errors by part of both; or why there are none."""
-    problem = Problem.draw(number)
+    problem, trains = Problem.draw(number), number >= BACKWARD
     inputs, grad, bias = problem.tensors()
     wanted = exact(problem, inputs, grad, bias)
-    shown = {"problem": str(problem)}
+    shown: dict[str, Any] = {"number": number, "problem": str(problem)}
     try:
         theirs = errors(of_cudnn(problem, inputs, grad, bias, trains), wanted)
     except RuntimeError as error:
@@ -153,27 +161,40 @@ def summary(rows: list[dict[str, Any]], count: int) -> dict[str, Any]:
     return found
 
 
+def gathered(rows: list[dict[str, Any]], forward: int, backward: int) -> dict[str, Any]:
+    """Both kinds of problems, at most as many as wanted, in the order they were drawn."""
+    found: dict[str, Any] = {}
+    for name, count in (("forward", forward), ("backward", backward)):
+        drawn = sorted((row for row in rows if (row["number"] >= BACKWARD) == (name == "backward")),
+                       key=lambda row: row["number"])  # fmt: skip
+        right = [row for row in drawn if "refused" not in row][:count]
+        refused = [row for row in drawn if "refused" in row]
+        parts = summary(right, len(PARTS) if name == "backward" else 1) if right else {}
+        found[name] = {
+            "problems": len(right), "summary": parts, "refused": refused, "rows": right
+        }  # fmt: skip
+    return found
+
+
 def main(target: str, processes: int = 4, forward: int = 300, backward: int = 200) -> None:
-    """Both kinds of problems; writes the results file, prints the summaries."""
-    path, results = Path(target), {"environment": record.environment(torch), "method": __doc__}
-    for name, count, trains in (("forward", forward, False), ("backward", backward, True)):
-        first = 0 if not trains else 10_000
-        numbers = range(first, first + count * MAX_DRAWS)
-        rows: list[dict[str, Any]] = []
-        refused: list[dict[str, Any]] = []
-        with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-            at = 0
-            while len(rows) < count and at < len(numbers):
-                some = numbers[at : at + count - len(rows)]
-                at += len(some)
-                for row in pool.map(partial(measure, trains=trains), some, chunksize=4):
-                    (refused if "refused" in row else rows).append(row)
-        found = summary(rows, len(PARTS) if trains else 1)
-        results[name] = {"summary": found, "refused": refused, "rows": rows}
-        print(name, len(rows), "problems, refused", len(refused), flush=True)
-        for part, numbers_of in found.items():
-            print(" ", part, numbers_of, flush=True)
-        record.write(path, results)
+    """Both kinds of problems in turns; writes the results file now and then, prints summaries."""
+    path, environment = Path(target), record.environment(torch)
+    numbers = [
+        *range(math.ceil(forward * DRAWN)),
+        *range(BACKWARD, BACKWARD + math.ceil(backward * DRAWN)),
+    ]
+    random.Random(SEED).shuffle(numbers)
+    rows: list[dict[str, Any]] = []
+    with get_context("spawn").Pool(processes) as pool:
+        for row in pool.imap_unordered(measure, numbers):
+            rows.append(row)
+            if len(rows) % WRITTEN and len(rows) < len(numbers):
+                continue
+            found = gathered(rows, forward, backward)
+            record.write(path, {"environment": environment, "method": __doc__, **found})
+            print(len(rows), *(f"{kind}: {some['problems']} problems, {len(some['refused'])} "
+                  f"refused, {some['summary']}" for kind, some in found.items()),
+                  sep="\n  ", flush=True)  # fmt: skip
 
 
 if __name__ == "__main__":
