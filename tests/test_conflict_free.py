@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 import tilecat as tc
-from tilecat import bf16, e4m3, f16, f32, gl, rt, s8, s32, st, tf32
+from tilecat import bf16, e4m3, f16, f32, gl, ready, rt, s8, s32, st, tf32
+from tilecat.binding import bind
 from tilecat.check import shared_accesses
 from tilecat.errors import LayoutError
 from tilecat.layouts import RegisterLayout, SharedLayout, plan_access
+from tilecat.runtime.arrays import view
 
 WIDTHS = (16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 
@@ -66,3 +68,24 @@ def test_elements_that_accesses_trade_arrive(dtype, order, cols):
     requests = [q for a in shared_accesses(through_shared.compile(a, b).kernel) for q in a.requests]
     assert requests and all(q.wavefronts == q.ideal for q in requests)
     assert all(c.wavefronts == c.ideal for c in result.conflicts)
+
+
+@pytest.mark.parametrize("dim", [64, 96, pytest.param(192, marks=pytest.mark.full)])
+def test_attention_and_its_gradients_have_no_conflict(monkeypatch, dim):
+    """Every access to shared memory in the text of every launch."""
+    found = {}
+
+    def run(launch):
+        kernel, given = launch.kernel, (*launch.tensors, *launch.rest)
+        args = [view(x) if hasattr(x, "shape") else x for x in given]
+        traced = kernel.specialize(bind(kernel.signature, args, launch.params).specialization,
+                                   "sm_90a")  # fmt: skip
+        requests = [q for access in shared_accesses(traced.kernel) for q in access.requests]
+        found.setdefault(kernel.__name__, []).extend(q.ways for q in requests)
+
+    monkeypatch.setattr(ready.Launch, "run", run)
+    x = np.zeros((1, 2, 200, dim), bf16.numpy)
+    out, lse = tc.attention(x, x, x, causal=True, return_lse=True)
+    tc.attention_backward(x, x, x, x, out, lse, causal=True)
+    assert len(found) == 4 and all(found.values())
+    assert {name: max(ways) for name, ways in found.items()} == dict.fromkeys(found, 1)

@@ -1,11 +1,11 @@
-"""tc.attention_backward on a GPU against float64: 200 problems, packed batches, fixed orders."""
+"""tc.attention_backward on a GPU against float64: 200 problems, packed batches, biases, sinks."""
 
 import random
 
 import numpy as np
 import pytest
 from gradients import gradients
-from reference import assert_close
+from reference import Reference, assert_close
 
 pytestmark = pytest.mark.gpu
 
@@ -99,6 +99,30 @@ def test_gradients_of_random_problems(problem):
     if change == "deterministic":
         again = tc.attention_backward(*given, **options, **more)
         assert all(torch.equal(x, y) for x, y in zip(found, again, strict=True))
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("shape", [(4, 300, 200), (1, 200), (2, 1, 1, 200)], ids=str)
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_biases_and_sinks_have_gradients(dim, shape, deterministic):
+    """A bias of each score, or of a key, summed over what it broadcasts over."""
+    torch.manual_seed(dim)
+    sizes = ((4, 300), (2, 200), (2, 200), (4, 300))
+    q, k, v, dout = (torch.randn(2, *x, dim, device="cuda").bfloat16() for x in sizes)
+    bias, sinks = torch.randn(*shape, device="cuda"), torch.randn(4, device="cuda")
+    seen, wide = np.arange(200) <= np.arange(300)[:, None] - 20, bias.double().cpu().numpy()
+    exact = gradients(q, k, v, dout, seen=seen, score=lambda s: (s + wide, 1.0), sinks=sinks)
+    *found, db, dz = tc.attention_backward(
+        dout, q, k, v, *forward_of(exact, torch.bfloat16), bias=bias, sinks=sinks,
+        mask_mod=lambda at: at.keys <= at.queries - 20, deterministic=deterministic,
+        bias_grad=True, sinks_grad=True,
+    )  # fmt: skip
+    check(found, exact, torch.bfloat16)
+    assert_close(dz, exact.dz, np.float32)
+    full = (1,) * (4 - len(shape)) + shape
+    axes = tuple(axis for axis in (0, 1, 2) if full[axis] == 1)
+    parts = (x.sum(axes).reshape(shape) for x in (exact.db.value, exact.db.error))
+    assert_close(db, Reference(*parts), np.float32)
 
 
 @pytest.mark.parametrize("causal", [False, "bottom-right"])
