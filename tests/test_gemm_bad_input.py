@@ -54,7 +54,7 @@ OFF: dict[str, tuple[Callable[[], Any], str]] = {
                 "matmul: the address of factors of row_scale is a multiple of its elements' "
                 "4 bytes, got one 1 bytes beyond"),
     "ends": (lambda: tc.grouped_matmul(A, EXPERTS, ends=a_byte_off(ENDS)),
-             "plan_groups: the address of Rows is a multiple of its elements' 4 bytes, got one "
+             "grouped_matmul: the address of ends is a multiple of its elements' 4 bytes, got one "
              "1 bytes beyond"),
 }  # fmt: skip
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .attention_call import SCALE_HINT, heads_first
+from .attention_call import SCALE_HINT, heads_first, rows_apart
 from .attention_options import Options, check_array, check_positive
 from .errors import DTypeError, LayoutError, ResourceError
 from .kernels.attention_backward import attention_backward as kernel
@@ -15,7 +15,7 @@ from .kernels.attention_scores import Mods
 from .kernels.score_mods import alibi
 from .ready import Launch, again, key_of, remember
 from .row_arguments import first_that_fits
-from .runtime.arrays import ArrayView, allocator, view
+from .runtime.arrays import ArrayView, allocator, check_address, view
 
 HALVES = ("bf16", "f16")
 BIAS = 6  # place of its gradient among what a call makes
@@ -109,8 +109,9 @@ def _run(
     whole = given
     if options.starts is not None:
         *tensors, sums = given
+        view(sums)
         whole = (*(heads_first(n, x) for n, x in zip(NAMES, tensors, strict=False)), sums[None])
-    dout, q, k, v, out, lse = whole
+    dout, q, k, v, out, lse = whole = (*(rows_apart(x) for x in whole[:5]), whole[5])
     shape = _check(whole)
     starts = options.sequences(*shape[2:])
     dtype, dims = view(q).dtype, (view(q).shape[3], view(v).shape[3])
@@ -273,6 +274,7 @@ def _check(given: tuple[Any, ...]) -> tuple[int, int, int, int]:
             raise LayoutError(
                 f"attention_backward: {name} has {axes} axes, got the shape {tuple(array.shape)}"
             )
+        check_address("attention_backward", name, array)
     _check_dtypes(arrays)
     (batch, heads, queries, dim), (_, groups, keys, _) = query.shape, key.shape
     wanted = {

@@ -82,6 +82,9 @@ def attention(
     tensors = q, k, v, out, lse
     key, given = key_of(tensors, ("forward", return_lse, *options)), present(tensors)
     if (made := again(key, given)) is None:
+        for name, x in zip("qkv", tensors, strict=False):
+            if x is None:
+                raise DTypeError(f"attention: {name} is an array, got None")
         made = _run(key, given, out, lse, return_lse, Options(*options))
     return results_of(made, out, lse, return_lse)
 
@@ -111,6 +114,8 @@ def _run(
     q, k, v, *_ = given
     if options.starts is not None:
         q, k, v = (heads_first(name, x) for name, x in (("q", q), ("k", k), ("v", v)))
+    q, k = rows_apart(q), rows_apart(k)
+    v = v if view(v).dtype == EIGHT else rows_apart(v)  # see keys_last
     query, keys, value = view(q), view(k), view(v)
     batch, heads, queries, length = shape = _check_shapes(query, keys, value)
     starts, factors = options.sequences(queries, length), options.scales(shape, keys.shape[1])
@@ -180,6 +185,16 @@ def _heads_as_rows(q: Any, out: Any, lse: Any, groups: int) -> tuple[Any, Any, A
     shape = (batch, groups, heads // groups * queries)
     wide = [x.reshape(*shape, view(x).shape[3]) for x in (q, out)]  # -1 is no extent of nothing
     return wide[0], wide[1], lse.reshape(shape)
+
+
+def rows_apart(x: Any) -> Any:
+    """An array whose rows lie one element after another: itself, or (of columns that do) a copy."""
+    array = view(x)
+    if len(array.shape) < 2 or array.strides[-1] == 1 or array.strides[-2] != 1:
+        return x
+    made = empty(x, tuple(array.shape), array.dtype)
+    made[...] = x
+    return made
 
 
 def keys_last(v: Any, array: ArrayView) -> Any:

@@ -17,7 +17,7 @@ from .kernels import score_mods
 from .kernels.attention_factors import BLOCK
 from .kernels.attention_scores import FAR, Edges, Mods
 from .kernels.epilogues import Step
-from .runtime.arrays import ArrayView, view
+from .runtime.arrays import ArrayView, check_address, view
 
 SCALES = (2.0**-149, float(np.finfo(np.float32).max))  # positive and finite in f32
 MAX_CAP = 1 << 14  # with which a score is off by 2**-8: see `Scores.apply`
@@ -200,7 +200,7 @@ def check_array(
     """The view of an array of that shape and one of those dtypes.
 
     Raises:
-        LayoutError: another shape.
+        LayoutError: another shape, or an address between elements.
         DTypeError: another dtype, or no array.
     """
     try:
@@ -213,6 +213,7 @@ def check_array(
         )
     if array.dtype not in dtypes:
         raise DTypeError(f"attention: {name} is {' or '.join(dtypes)}, got {array.dtype}")
+    check_address("attention", name, array)
     return array
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from .binding import check_written
 from .errors import LayoutError
 from .kernels.based import DIM, FEATURES
 from .kernels.based import based as kernel
@@ -89,6 +90,7 @@ def based_step(q: Any, k: Any, v: Any, state: Any, scale: float | None = None) -
             "based_step: state is f32 B x H x 160 x V, got None",
             hint="zeros, or what tc.based(..., use_norm=False, output_final_state=True) gives",
         )
+    check_written("based_step", "state", view(state))
     q, k, v = (x[:, :, None] for x in (q, k, v))
     o, after = based(q, k, v, scale, False, initial_state=state, output_final_state=True)
     state[...] = after

@@ -12,7 +12,7 @@ from .errors import DTypeError, LayoutError, ResourceError
 from .ir import SameExtent
 from .language.kernel import Signature, Specialization, TensorSpec, complete_params
 from .ops.scalar import RANGES
-from .runtime.arrays import TMA_ALIGN_BYTES, ArrayView, overlaps, tma_ok
+from .runtime.arrays import TMA_ALIGN_BYTES, ArrayView, check_address, overlaps, tma_ok
 from .tiles import GlobalType
 
 # Extents, also rounded up to whole tiles, are s32 scalars in kernels.
@@ -86,19 +86,7 @@ class Bound:
             low, high = out.ptr - below, out.ptr + above
             if index in self.empties:
                 continue
-            if out.readonly:
-                raise LayoutError(
-                    f"{self.signature.name}: {self.signature.args[index][0]} is written, "
-                    "got a read-only array",
-                    hint="write to a new array, or to a copy",
-                )
-            if _meets_itself(out.shape, out.strides):
-                raise LayoutError(
-                    f"{self.signature.name}: {self.signature.args[index][0]} is written, and its "
-                    f"elements must lie apart, got shape={tuple(out.shape)}, "
-                    f"strides={tuple(out.strides)} (elements)",
-                    hint="write to a new array",
-                )
+            check_written(self.signature.name, self.signature.args[index][0], out)
             for other, (before, after) in enumerate(self.reach):
                 if other == index or not after:
                     continue
@@ -168,6 +156,23 @@ def _reach(view: Any) -> tuple[int, int]:
     return (-sum(s for s in spans if s < 0), sum(s for s in spans if s > 0) + item)
 
 
+def check_written(name: str, what: str, out: ArrayView) -> None:
+    """Refuses an output that cannot be written element by element.
+
+    Raises:
+        LayoutError: a read-only array, or one whose elements share memory.
+    """
+    if out.readonly:
+        raise LayoutError(f"{name}: {what} is written, got a read-only array",
+                          hint="write to a new array, or to a copy")  # fmt: skip
+    if _meets_itself(out.shape, out.strides):
+        raise LayoutError(
+            f"{name}: {what} is written, and its elements must lie apart, got "
+            f"shape={tuple(out.shape)}, strides={tuple(out.strides)} (elements)",
+            hint="write to a new array",
+        )
+
+
 def bind(signature: Signature, views: list[Any], params: dict[str, Any]) -> Bound:
     """Checks a call's arguments and finds its specialisation.
 
@@ -193,7 +198,8 @@ def bind(signature: Signature, views: list[Any], params: dict[str, Any]) -> Boun
             raise LayoutError(f"{name}: parameter {key}={params[key]} but the arrays have {value}")
     complete = complete_params(signature, {**params, **dims})
     _check_dtypes(signature, views)
-    _check_addresses(signature, views)
+    for index, arg, _ in signature.tensors:
+        check_address(name, arg, views[index])
     tensors = tuple(_spec(kind, views[i], dims) for i, _, kind in signature.tensors)
     empties = tuple(i for i, _, _ in signature.tensors if 0 in views[i].shape)
     return Bound(
@@ -306,25 +312,13 @@ def _check_dtypes(signature: Signature, views: list[Any]) -> None:
                 )
 
 
-def _check_addresses(signature: Signature, views: list[Any]) -> None:
-    """Instructions take elements at multiples of their size; what is further apart is legal."""
-    for index, arg, _ in signature.tensors:
-        item, view = by_name(views[index].dtype).bits // 8, views[index]
-        if view.ptr % item and 0 not in view.shape:
-            raise LayoutError(
-                f"{signature.name}: the address of {arg} is a multiple of its elements' "
-                f"{item} bytes, got one {view.ptr % item} bytes beyond",
-                hint="a copy of the array",
-            )
-
-
 def _spec(kind: GlobalType, view: ArrayView, static: dict[str, int]) -> TensorSpec:
     rank = kind.rank
     row = tuple(range(rank - 1, -1, -1))
     extents = tuple(static.get(d) if isinstance(d, str) else d for d in kind.dims)
-    if rank == 1 or tma_ok(view, row) is None:
+    if tma_ok(view, row) is None:
         return TensorSpec(view.dtype, "row", True, extents, _whole(view.shape[-1], view.dtype))
-    if tma_ok(view, (rank - 2, rank - 1, *row[2:])) is None:
+    if rank > 1 and tma_ok(view, (rank - 2, rank - 1, *row[2:])) is None:
         return TensorSpec(view.dtype, "col", True, extents, _whole(view.shape[-2], view.dtype))
     return TensorSpec(view.dtype, "row", False, extents)
 

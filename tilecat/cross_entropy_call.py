@@ -93,6 +93,7 @@ def cross_entropy_grad(
     Example: `loss, dlogits = tc.cross_entropy_grad(logits, labels, inplace=True)`
     """
     loss = loss_of("cross_entropy_grad", ignore_index, label_smoothing, z_loss, reduction)
+    _check("cross_entropy_grad", x, target)
     factor = factor_of(x, target, loss, reduction)
     losses, _, grad = forward("cross_entropy_grad", x, target, loss, factor=factor,
                               grad=x if inplace else None)  # fmt: skip
@@ -223,6 +224,9 @@ def _short_configs(width: int, item: int) -> list[dict[str, Any]]:
 def labels_of(target: Any, count: int, dtype: str) -> Any:
     """Labels as s32 [rows, 1], or the halves of s64 [rows, 2]."""
     flat = target.reshape(count)
+    if view(flat).strides != (1,):
+        kept, flat = flat, empty(target, (count,), dtype)
+        flat[...] = kept
     if dtype == "s32":
         return flat.reshape(count, 1)
     words = flat.view(np.int32) if isinstance(flat, np.ndarray) else flat.view(_s32_of(flat))

@@ -232,6 +232,8 @@ def _dtypes(left: ArrayView, right: ArrayView, out: Any, out_dtype: Any) -> str:
             f"matmul: a and b have one dtype (e4m3 and e5m2 mix), got a={mine} and b={other}"
         )
     wanted = getattr(out_dtype, "name", out_dtype)
+    if not isinstance(wanted, str | None):
+        raise DTypeError(f"matmul: out_dtype is a dtype of tilecat or its name, got {out_dtype!r}")
     given = None if out is None else view(out).dtype
     dtype = given or wanted or OUT.get(mine, mine)
     legal = (*OUTS, "s32") if mine == "s8" else OUTS

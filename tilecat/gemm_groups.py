@@ -9,7 +9,7 @@ import numpy as np
 
 from .errors import DTypeError, LayoutError
 from .kernels.groups import plan_groups
-from .runtime.arrays import ArrayView, empty, view
+from .runtime.arrays import ArrayView, check_address, empty, view
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,8 @@ class Groups:
                 f"{tuple(left.shape)} and {tuple(right.shape)}"
             )
         rows, groups = view(self.rows), right.shape[0]
+        for what, array in (("a", left), ("b", right), (name, rows)):
+            check_address("grouped_matmul", what, array)
         if rows.dtype != "s32":
             raise DTypeError(f"grouped_matmul: {name} is s32, got {rows.dtype}")
         if groups == 0:

@@ -10,7 +10,7 @@ from .kernels.recurrence_step import ssd_step as ssd_kernel
 from .linear_attention_call import lightning_decays
 from .ready import Launch, again, key_of, present, remember
 from .runtime.arrays import allocator, view
-from .scan_call import HALVES, check, check_devices, check_features, check_number
+from .scan_call import HALVES, check, check_devices, check_features, check_number, check_rates
 
 
 def simple_gla_step(
@@ -99,7 +99,7 @@ def ssd_step(
     Args:
         x: batch x heads x P, bf16 or f16.
         dt: f32 batch x heads.
-        A: f32 [heads].
+        A: f32 [heads], negative (in CPU memory that is checked).
         B, C: batch x groups x N; groups divide heads.
         state: f32 batch x heads x P x N, which becomes `exp(dt A) state + dt x B`.
         D: f32 [heads], or None.
@@ -130,13 +130,14 @@ def ssd_step(
     for what, value, extents, dtypes, axes in (
         ("B", B, (batch, groups, size), halves, "batch x groups x N"),
         ("C", C, (batch, groups, size), halves, "batch x groups x N"),
-        ("dt", dt, (batch, heads), single, "batch x heads"), ("A", A, (heads,), single, "[heads]"),
+        ("dt", dt, (batch, heads), single, "batch x heads"),
         ("state", state, (*shape, size), single, "batch x heads x P x N"),
         ("D", D, (heads,), single, "[heads]"), ("z", z, shape, halves, "x's shape"),
         ("dt_bias", dt_bias, (heads,), single, "[heads]"),
     ):  # fmt: skip
         if value is not None:
             check(name, what, value, extents, dtypes, axes)
+    check_rates(name, A, heads)
     check_devices(name, {"x": x, "dt": dt, "A": A, "B": B, "C": C, "state": state, "D": D, "z": z,
                          "dt_bias": dt_bias})  # fmt: skip
     params: dict[str, Any] = {"dim": check_features(name, "N, the state size,", size)}

@@ -15,7 +15,7 @@ from .errors import DTypeError, LayoutError, ResourceError
 from .kernels.chunk_scan import CHUNK
 from .operators import num_sms
 from .ready import Launch, remember
-from .runtime.arrays import ITEM_BYTES, ArrayView, allocator, tma_ok, view
+from .runtime.arrays import ITEM_BYTES, ArrayView, allocator, check_address, tma_ok, view
 
 HALVES = ("bf16", "f16")
 FEATURES = (32, 64, 96, 128, 192, 256)  # columns of tiles of features
@@ -39,7 +39,8 @@ def check(
     """The view of an array of that shape and one of those dtypes.
 
     Raises:
-        LayoutError: another shape. DTypeError: another dtype, or no array.
+        LayoutError: another shape, or an address between elements. DTypeError: another dtype, or
+            no array.
     """
     try:
         array = view(value)
@@ -49,7 +50,20 @@ def check(
         raise LayoutError(f"{name}: {what} is {axes} = {shape} here, got {tuple(array.shape)}")
     if array.dtype not in dtypes:
         raise DTypeError(f"{name}: {what} is {' or '.join(dtypes)}, got {array.dtype}")
+    check_address(name, what, array)
     return array
+
+
+def check_rates(name: str, value: Any, heads: int) -> None:
+    """A of Mamba-2: f32 [heads], not positive (in CPU memory that is checked).
+
+    Raises:
+        LayoutError: another shape, or a positive element. DTypeError: another dtype, or no array.
+    """
+    rates = check(name, "A", value, (heads,), ("f32",), "[heads]")
+    if rates.device == "cpu" and (np.asarray(rates.array) > 0).any():
+        raise LayoutError(f"{name}: A is negative, got {float(np.asarray(rates.array).max())}",
+                          hint="A = -exp(A_log)")  # fmt: skip
 
 
 def check_rank(name: str, what: str, value: Any, axes: str) -> ArrayView:

@@ -18,6 +18,7 @@ from .scan_call import (
     check_devices,
     check_features,
     check_rank,
+    check_rates,
     check_starts,
     outputs,
     plan,
@@ -138,10 +139,7 @@ class _Call:
             check("ssd", name, getattr(self, name), wanted, halves, "batch x length x groups x N")
         rows = batch, length, heads
         check("ssd", "dt", self.dt, rows, HALVES_AND_SINGLE, "batch x length x heads")
-        rates = check("ssd", "A", self.A, (heads,), ("f32",), "[heads]")
-        if rates.device == "cpu" and (np.asarray(rates.array) > 0).any():
-            raise LayoutError(f"ssd: A is negative, got {float(np.asarray(rates.array).max())}",
-                              hint="A = -exp(A_log)")  # fmt: skip
+        check_rates("ssd", self.A, heads)
         skip = (heads, dim) if self.D is not None and len(view(self.D).shape) == 2 else (heads,)
         for what, value, extents, dtypes, axes in (
             ("D", self.D, skip, ("f32",), "[heads] or [heads, P]"),

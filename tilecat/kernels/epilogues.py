@@ -153,7 +153,8 @@ def plane(
         inner: "MN", "M" or "N", axes that are as long as the output's; or others.
         groups: a tensor with an axis of groups in front, where the output may have none.
     """
-    count = tensor.rank - len(inner)
+    rank = getattr(tensor, "rank", 0)  # a number has none
+    count = rank - len(inner)
     tc.require(
         0 <= count <= len(batch),
         f"epilogue: a tensor has the axes {', '.join(inner)} behind at most those of the batch "

@@ -13,7 +13,7 @@ import numpy as np
 from ..arch import Arch
 from ..builder import Builder
 from ..dtypes import DType, DTypeVar, by_name, f32, s32
-from ..errors import DTypeError, Loc, ScopeError, TileError
+from ..errors import DTypeError, LayoutError, Loc, ScopeError, TileError
 from ..ir import Block, Kernel, ScalarArg, TensorArg
 from ..ops.scalar import ScalarArgument
 from ..tiles import GlobalType
@@ -72,11 +72,12 @@ class Signature:
                 dims = (*(f"{name}{axis}" for axis in range(extra)), *kind.dims)
                 args[index] = (name, GlobalType(kind.dtype, dims, kind.inout))
         for number, value in enumerate(views[len(args) :] if self.rest else ()):
-            args.append((f"{self.rest}{number}", _kind_of_value(value, f"{self.rest}{number}")))
+            name = f"{self.rest}{number}"
+            args.append((name, _kind_of_value(self.name, value, name)))
         return replace(self, args=tuple(args), rest="")
 
 
-def _kind_of_value(value: Any, name: str) -> GlobalType | DType:
+def _kind_of_value(kernel: str, value: Any, name: str) -> GlobalType | DType:
     """The type of an argument of `*args`: of a tensor, f32 of a float, s32 of an int.
 
     No annotation says whether a tensor is read or written: it may be both.
@@ -84,6 +85,11 @@ def _kind_of_value(value: Any, name: str) -> GlobalType | DType:
     shape = getattr(value, "shape", None)
     if shape is None:
         return f32 if isinstance(value, float) else s32
+    if len(shape) == 0:
+        raise LayoutError(
+            f"{kernel}: {name} is a number, or an array of one axis or more, got shape ()",
+            hint="x.reshape(1)",
+        )
     dims = tuple(f"{name}_{axis}" for axis in range(len(shape)))
     return GlobalType(by_name(value.dtype), dims, inout=True)
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..dtypes import DTYPES, SHARED_ONLY, by_name
-from ..errors import DTypeError, ResourceError
+from ..errors import DTypeError, LayoutError, ResourceError
 from . import deferred
 
 # Types of whole bytes: packed 4- and 6-bit tensors are passed as u8. tf32 tensors are f32 tensors.
@@ -128,6 +128,21 @@ def call_key(args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         else:
             return None
     return tuple(found)
+
+
+def check_address(name: str, what: str, array: ArrayView) -> None:
+    """Instructions take elements at multiples of their size; what is further apart is legal.
+
+    Raises:
+        LayoutError: an address between elements.
+    """
+    item = ITEM_BYTES[array.dtype]
+    if array.ptr % item and 0 not in array.shape:
+        raise LayoutError(
+            f"{name}: the address of {what} is a multiple of its elements' {item} bytes, got one "
+            f"{array.ptr % item} bytes beyond",
+            hint="a copy of the array",
+        )
 
 
 def overlaps(a: ArrayView, b: ArrayView) -> bool:
