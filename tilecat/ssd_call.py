@@ -6,8 +6,6 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from .errors import LayoutError
 from .kernels.ssd import ssd as kernel
 from .linear_attention_call import turned

@@ -119,6 +119,8 @@ class Where:
     def tile(self, tensor: Any) -> Any:
         """The elements of a tensor [..., M, N] at this place, as an f32 tile."""
         lead = self._plane(tensor, "MN")
+        narrow = tensor.dtype.bits <= 32
+        tc.require(narrow, f"epilogue: a tensor has elements of at most 32 bits, got {tensor!r}")
         if tensor is self.out and self.last is not None:
             tensor = tensor[*(slice(None) for _ in lead), : self.last, :]
         place = tensor.at(*lead, self.row, self.col)

@@ -258,6 +258,9 @@ def _view_torch_cpu(x: Any) -> ArrayView:
     if name is None:
         raise _dtype_error(x.dtype)
     torch = sys.modules["torch"]
+    if x.layout is not torch.strided:
+        raise DTypeError(f"view: a tensor of torch is strided, got one of layout {x.layout}",
+                         hint="x.to_dense()")  # fmt: skip
     # NumPy knows neither bf16 nor fp8: torch hands over integers as wide, ml_dtypes reads them.
     container = {1: torch.uint8, 2: torch.int16}.get(x.element_size())
     numpy_dtype = by_name(name).numpy

@@ -10,7 +10,7 @@ from ..attention_backward_call import attention_backward
 from ..attention_call import attention as attention_forward
 from ..attention_options import Options
 from ..errors import LayoutError
-from .library import define, packed, requires_grad, torch
+from .library import define, packed, requires_grad, scale_of, torch
 from .mods import name_of, restore
 from .products import RESULT
 
@@ -52,7 +52,7 @@ def attention(
     mods, tensors = name_of(score_mod, mask_mod)
     out, lse = _forward(
         q, k, v, bias, sinks, cu_seqlens_q, cu_seqlens_k, tensors,
-        q.shape[-1] ** -0.5 if scale is None else scale, *_edges(causal, window), softcap, mods,
+        scale_of("attention", q, scale), *_edges(causal, window), softcap, mods,
     )  # fmt: skip
     return (out, lse) if return_lse else out
 

@@ -9,7 +9,7 @@ from ..based_backward_call import based_backward
 from ..based_call import based
 from ..kernels.based import FEATURES
 from ..kernels.chunk_scan import CHUNK
-from .library import define, packed, torch
+from .library import define, packed, scale_of, torch
 
 once_differentiable = torch.autograd.function.once_differentiable
 
@@ -29,7 +29,7 @@ def parallel_based(
     Raises:
         LayoutError, DTypeError, ResourceError: as `tilecat.based`.
     """
-    factor = q.shape[-1] ** -0.5 if scale is None else scale
+    factor = scale_of("parallel_based", q, scale)
     o, state = _based(q, k, v, initial_state, factor, bool(use_norm), bool(output_final_state))
     return (o, state) if output_final_state else o
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from .. import cross_entropy_call as call
 from ..cross_entropy_call import Loss
-from .library import define, torch
+from .library import check_tensor, define, torch
 
 _OPTIONS = "int ignored, float smoothing, float z_loss"
 
@@ -36,7 +36,9 @@ def cross_entropy(
     loss = call.loss_of("cross_entropy", ignore_index, label_smoothing, z_loss, reduction)
     options = loss.ignored, loss.smoothing, loss.z_loss
     compiling = torch.compiler.is_compiling()
-    trains = torch.is_grad_enabled() and isinstance(x, torch.Tensor) and x.requires_grad
+    for name, given in (("x", x), ("target", target)):
+        check_tensor("cross_entropy", name, given)
+    trains = torch.is_grad_enabled() and x.requires_grad
     if inplace_forward and trains and not compiling:
         losses = _OnePass.apply(x, target, loss, reduction)
         if reduction != "mean":

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..delta_rule_backward_call import gated_delta_rule_backward
 from ..delta_rule_call import delta_rule, gated_delta_rule
-from .library import define, packed, torch
+from .library import define, packed, scale_of, torch
 
 once_differentiable = torch.autograd.function.once_differentiable
 CHUNK = 64  # tokens
@@ -35,9 +35,9 @@ def chunk_gated_delta_rule(
         LayoutError, DTypeError, ResourceError: as `tilecat.gated_delta_rule`; a scale of 0, where a
             gradient is asked for.
     """
-    factor = q.shape[-1] ** -0.5 if scale is None else scale
+    factor = scale_of("chunk_gated_delta_rule", q, scale)
     starts = cu_seqlens
-    if starts is not None and starts.dtype != torch.int32:
+    if isinstance(starts, torch.Tensor) and starts.dtype == torch.int64:
         starts = starts.to(torch.int32)
     o, state = _delta(q, k, v, g, beta, initial_state, starts, factor,
                       bool(use_qk_l2norm_in_kernel), bool(output_final_state))  # fmt: skip

@@ -9,7 +9,7 @@ from ..errors import DTypeError, LayoutError
 from ..fft_conv_backward_call import ALL, fft_conv_backward
 from ..fft_conv_call import fft_conv as fft_conv_forward
 from ..fft_plans import LONGEST
-from .library import define, packed, torch
+from .library import check_tensor, define, packed, torch
 
 _TENSORS = "Tensor u, Tensor? in_gate, Tensor? out_gate, Tensor k, bool causal, bool wide_range"
 
@@ -62,6 +62,10 @@ class FFTConv(torch.nn.Module):  # type: ignore[misc]
             u, pregate, postgate: B x C x L of the module's dtype, L at most seqlen.
             k: C x Lk, f32; Lk at most seqlen.
         """
+        given = {"u": u, "k": k, "pregate": pregate, "postgate": postgate}
+        for name, x in given.items():
+            if name in ("u", "k") or x is not None:
+                check_tensor("FFTConv", name, x, axes=1)
         length, taps = u.shape[-1], k.shape[-1]
         if u.dtype != self.dtype:
             raise DTypeError(f"FFTConv: u is {self.dtype}, as the module, got {u.dtype}")

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..errors import DTypeError, ScopeError
+from ..errors import DTypeError, LayoutError, ScopeError
 from ..runtime.arrays import TENSORS
 
 try:
@@ -70,14 +70,17 @@ def define(
         for device in DEVICES:
             LIBRARY.impl(name, _autocast(operator, device.lower(), cast), f"Autocast{device}")
 
-    arrays = [x.name for x in operator._schema.arguments if str(x.type) == "Tensor"]
+    arrays = [(at, x.name) for at, x in enumerate(operator._schema.arguments)
+              if str(x.type) == "Tensor"]  # fmt: skip
 
     def call(*args: Any) -> Any:
         if torch.compiler.is_compiling():
             return operator(*args)
+        for at, argument in arrays:
+            if type(args[at]) not in TENSORS:
+                check_tensor(name, argument, args[at])
         trains = _trains_plainly(args)
         if trains is None:
-            _check_tensors(name, arrays, args)
             return operator(*args)
         if trains and function is not None and torch.is_grad_enabled():
             return function(kernel, *args)
@@ -131,18 +134,34 @@ def _trains_plainly(args: tuple[Any, ...]) -> bool | None:
     return None if watched else trains
 
 
-def _check_tensors(name: str, arrays: list[str], args: tuple[Any, ...]) -> None:
-    """Refuses arrays of other libraries.
+def check_tensor(name: str, argument: str, x: Any, axes: int = 0) -> None:
+    """Refuses what is no tensor, arrays of other libraries too.
 
     Raises:
-        DTypeError: an argument is one.
+        DTypeError: it is none. LayoutError: it has fewer axes.
     """
-    for argument, x in zip(arrays, args, strict=False):
-        if not isinstance(x, torch.Tensor):
-            raise DTypeError(
-                f"{name}: {argument} is a tensor of torch, got {type(x).__name__}",
-                hint="torch.as_tensor(x), or the function of tilecat itself",
-            )
+    if not isinstance(x, torch.Tensor):
+        raise DTypeError(
+            f"{name}: {argument} is a tensor of torch, got {type(x).__name__}",
+            hint="torch.as_tensor(x), or the function of tilecat itself",
+        )
+    if x.ndim < axes:
+        raise LayoutError(f"{name}: {argument} has {axes} axes or more, got shape {tuple(x.shape)}")
+
+
+def scale_of(name: str, q: Any, scale: Any) -> Any:
+    """The scale, or 1/sqrt of q's columns.
+
+    Raises:
+        DTypeError: q is no tensor. LayoutError: it has no columns.
+    """
+    if scale is not None:
+        return scale
+    if type(q) not in TENSORS or not q.ndim:
+        check_tensor(name, "q", q, axes=1)
+    if q.shape[-1] == 0:
+        raise LayoutError(f"{name}: q has a column at least, got shape {tuple(q.shape)}")
+    return q.shape[-1] ** -0.5
 
 
 def requires_grad(x: Any) -> bool:

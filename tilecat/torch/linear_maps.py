@@ -9,7 +9,7 @@ from .. import operators
 from ..errors import LayoutError
 from ..kernels import epilogues
 from .library import define, requires_grad, torch
-from .products import linear
+from .products import check_operands, linear
 
 GELUS = {"none": epilogues.gelu, "tanh": epilogues.gelu_tanh}
 
@@ -35,6 +35,7 @@ def linear_gelu(x: Any, weight: Any, bias: Any = None, approximate: str = "none"
         raise LayoutError(
             f"linear_gelu: approximate is {' or '.join(map(repr, GELUS))}, got {approximate!r}"
         )
+    check_operands("linear_gelu", x, weight)
     if _trains(x, weight, bias):
         return torch.nn.functional.gelu(linear(x, weight, bias), approximate=approximate)
     return _linear_gelu(x, weight, bias, approximate)
@@ -56,6 +57,7 @@ def linear_gate(x: Any, weight: Any, bias: Any, gate: Any, y: Any) -> Any:
     Raises:
         LayoutError, DTypeError, ResourceError: as `tilecat.matmul`.
     """
+    check_operands("linear_gate", x, weight)
     if _trains(x, weight, bias, gate, y):
         return torch.addcmul(y, linear(x, weight, bias), gate)
     return _linear_gate(x, weight, bias, gate, y)
@@ -68,8 +70,9 @@ def _trains(*tensors: Any) -> bool:
 def _product(x: Any, weight: Any, steps: tuple[Any, ...]) -> Any:
     """`x @ weight.T` with an epilogue, of x with any number of axes."""
     out = x.new_empty((*x.shape[:-1], weight.shape[0]))
-    rows = x.reshape(-1, x.shape[-1])
-    operators.matmul(rows, weight.mT, out.view(-1, weight.shape[0]), epilogue=steps)
+    count = math.prod(x.shape[:-1])  # -1 is no extent of nothing
+    rows = x.reshape(count, x.shape[-1])
+    operators.matmul(rows, weight.mT, out.view(count, weight.shape[0]), epilogue=steps)
     return out
 
 

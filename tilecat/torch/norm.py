@@ -7,7 +7,8 @@ from typing import Any
 
 from .. import norm_call
 from ..norm_call import Norm
-from .library import define, torch
+from ..row_arguments import check_number
+from .library import check_tensor, define, torch
 
 NAMES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 DTYPES = {name: dtype for dtype, name in NAMES.items()}
@@ -29,6 +30,11 @@ def layer_norm_fn(
     Raises:
         LayoutError, DTypeError, ResourceError: as `tilecat.layer_norm_fn`.
     """
+    for name, given in (("x", x), ("residual", residual)):
+        if given is not None or name == "x":
+            check_tensor("layer_norm_fn", name, given)
+    dropout_p = check_number("layer_norm_fn", "dropout_p", dropout_p, 0, 1, open_=True)
+    eps = check_number("layer_norm_fn", "eps", eps, 0, math.inf, open_=True)
     if dropout_p and seed is None:
         seed = torch.randint(-(2**31), 2**31, (2,), dtype=torch.int32, device=x.device)
     plain = residual is None and rowscale is None and not dropout_p
@@ -36,7 +42,7 @@ def layer_norm_fn(
     kept = "f32" if residual is None and residual_in_fp32 else kept
     keep = prenorm and not (plain and kept == NAMES.get(x.dtype))
     seed = seed if dropout_p else None
-    y, sums, _, _ = _norm(x, weight, bias, residual, rowscale, seed, float(eps), float(dropout_p),
+    y, sums, _, _ = _norm(x, weight, bias, residual, rowscale, seed, eps, dropout_p,
                           kept, keep, bool(is_rms_norm), False)  # fmt: skip
     return (y, sums if keep else x) if prenorm else y
 

@@ -6,9 +6,9 @@ import math
 from typing import Any
 
 from .. import operators
-from ..errors import DTypeError
+from ..errors import DTypeError, LayoutError
 from ..kernels import epilogues
-from .library import define, packed, requires_grad, torch
+from .library import check_tensor, define, packed, requires_grad, torch
 
 RESULT = {
     torch.float8_e4m3fn: torch.bfloat16,
@@ -47,7 +47,20 @@ def linear(x: Any, weight: Any, bias: Any = None) -> Any:
     Raises:
         LayoutError, DTypeError, ResourceError: as `tilecat.matmul`.
     """
+    check_operands("linear", x, weight)
     return _linear(x, weight, bias)
+
+
+def check_operands(name: str, x: Any, weight: Any) -> None:
+    """Refuses what is no tensor, or has too few axes.
+
+    Raises:
+        DTypeError: no tensors. LayoutError: x without axes, a weight without two.
+    """
+    check_tensor(name, "x", x, axes=1)
+    check_tensor(name, "weight", weight, axes=2)
+    if weight.ndim > 2:
+        raise LayoutError(f"{name}: weight is [N, K], got shape {tuple(weight.shape)}")
 
 
 # ---- matmul

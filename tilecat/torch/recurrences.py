@@ -13,7 +13,7 @@ from typing import Any
 from ..linear_attention_backward_call import simple_gla_backward
 from ..linear_attention_call import lightning_decays, simple_gla
 from ..ssd_call import NO_LIMIT, ssd
-from .library import define, packed, torch
+from .library import define, packed, scale_of, torch
 
 once_differentiable = torch.autograd.function.once_differentiable
 
@@ -39,7 +39,7 @@ def chunk_linear_attn(
     """
     o, state = _attend(q, k, v, None, None, initial_state, None, scale, output_final_state)
     if normalize:
-        factor = q.shape[-1] ** -0.5 if scale is None else scale
+        factor = scale_of("simple_gla", q, scale)
         sums = (q.float() * factor * k.float().cumsum(1)).sum(-1, keepdim=True)
         o = (o / (sums + NORM_EPS)).to(o.dtype)
     return o, state
@@ -117,14 +117,15 @@ def mamba_chunk_scan_combined(
 
 def _offsets(x: Any) -> Any:
     """Whole numbers as s32."""
-    return x if x is None or x.dtype == torch.int32 else x.to(torch.int32)
+    wide = isinstance(x, torch.Tensor) and x.dtype == torch.int64
+    return x.to(torch.int32) if wide else x
 
 
 def _attend(
     q: Any, k: Any, v: Any, g: Any, gamma: Any, state: Any, starts: Any, scale: float | None,
     wants_state: bool,
 ) -> tuple[Any, Any]:  # fmt: skip
-    factor = q.shape[-1] ** -0.5 if scale is None else scale
+    factor = scale_of("simple_gla", q, scale)
     o, last = _gla(q, k, v, g, state, gamma, _offsets(starts), factor, bool(wants_state))
     return o, last if wants_state else None
 

@@ -11,7 +11,7 @@ from torch.nn.attention.bias import CausalBias, CausalVariant
 from ..errors import LayoutError
 from ..kernels import score_mods
 from .attention import attention
-from .library import torch
+from .library import check_tensor, torch
 
 _CORNERS = {CausalVariant.UPPER_LEFT: "top-left", CausalVariant.LOWER_RIGHT: "bottom-right"}
 
@@ -41,6 +41,8 @@ def sdpa(
         DTypeError: other dtypes than bf16 and f16.
     """
     refuse_dropout("sdpa: dropout_p", dropout_p)
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        check_tensor("sdpa", name, x, axes=2)
     if query.ndim != 4 or not query.shape[:2] == key.shape[:2] == value.shape[:2]:
         _check_shapes(query, key, value, enable_gqa)
     if attn_mask is None:
@@ -112,6 +114,7 @@ def fitting(mask: Any, scores: tuple[int, ...]) -> Any:
     Raises:
         LayoutError: it does not.
     """
+    check_tensor("sdpa", "attn_mask", mask)
     got = tuple(mask.shape)
     short = scores[max(0, len(scores) - len(got)) :]
     fits = 0 < len(got) <= len(scores) and all(
