@@ -147,21 +147,21 @@ def test_gradients_of_attention_take_columns_that_lie_one_after_another():
 # ---- the sweep
 
 
-def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
-    """Of each public function a call that is right, by name."""
-    q, packed, wide = normal(1, 2, 64, 64), normal(T, 2, 64), normal(1, T, 2, 64)
-    eight, square, starts = normal(1, 2, 64, 64, dtype=E4M3), normal(64, 64), ints(0, 30, T)
-    each, step, state = normal(1, T, 1, 64), normal(2, 2, 64), single(2, 2, 64, 64)
-    sequence, filters, gates = normal(2, 3, 1000), single(3, 1000), -single(1, T, 2)
-    heads, four, group = -single(4), normal(1, T, 4, 64), normal(1, T, 2, 64)
-    angles = single(128, 16)
+Calls = dict[str, tuple[Callable[..., Any], dict[str, Any]]]
+
+
+def products_and_attention() -> Calls:
+    """Products and attention: calls that are right."""
+    q = normal(1, 2, 64, 64)
+    packed = normal(T, 2, 64)
+    eight = normal(1, 2, 64, 64, dtype=E4M3)
+    square = normal(64, 64)
+    starts = ints(0, 30, T)
     lengths = {"cu_seqlens_q": starts, "cu_seqlens_k": starts}
-    recurrence = {"q": wide, "k": wide, "v": wide}
     decode = {"q": normal(2, 1, 4, 64), "cache_seqlens": ints(100, 128)}
     scales = {f"scale_{name}": single(1, 2) for name in "qkv"}
     products = {"a": square, "b": square}
     gradient = {"dout": q, "q": q, "k": q, "v": q, "out": q, "lse": single(1, 2, 64)}
-    conv = {"u": sequence, "k": filters, "in_gate": sequence, "out_gate": sequence}
     return {
         "matmul": (tc.matmul, {**products, "out": square, "alpha": 1.0, "beta": 0.0}),
         "scaled": (tc.matmul, {"a": eight[0, 0], "b": eight[0, 1], "out_dtype": "bf16",
@@ -188,6 +188,17 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         "packed_backward": (tc.attention_backward, {
             **dict.fromkeys(("dout", "q", "k", "v", "out"), packed), "lse": single(2, T),
             **lengths}),
+    }  # fmt: skip
+
+
+def convolutions_and_rows() -> Calls:
+    """Convolutions and rows: calls that are right."""
+    starts = ints(0, 30, T)
+    sequence = normal(2, 3, 1000)
+    filters = single(3, 1000)
+    angles = single(128, 16)
+    conv = {"u": sequence, "k": filters, "in_gate": sequence, "out_gate": sequence}
+    return {
         "fft_conv": (tc.fft_conv, conv),
         "fft_conv_backward": (tc.fft_conv_backward, {"dout": sequence, **conv}),
         "rotary": (tc.apply_rotary, {"x": normal(2, T, 3, 64), "cos": angles, "sin": angles,
@@ -204,6 +215,22 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
                                              "z_loss": 0.1}),
         "cross_entropy_grad": (tc.cross_entropy_grad, {"x": normal(5, 100), "inplace": True,
                                                        "target": np.arange(5)}),
+    }  # fmt: skip
+
+
+def recurrences() -> Calls:
+    """Recurrences: calls that are right."""
+    wide = normal(1, T, 2, 64)
+    starts = ints(0, 30, T)
+    each = normal(1, T, 1, 64)
+    step = normal(2, 2, 64)
+    state = single(2, 2, 64, 64)
+    gates = -single(1, T, 2)
+    heads = -single(4)
+    four = normal(1, T, 4, 64)
+    group = normal(1, T, 2, 64)
+    recurrence = {"q": wide, "k": wide, "v": wide}
+    return {
         "linear_attention": (tc.linear_attention, {**recurrence, "scale": 0.1,
                                                    "initial_state": state, "cu_seqlens": starts}),
         "simple_gla": (tc.simple_gla, {**recurrence, "g": gates, "g_gamma": -single(2),
@@ -236,6 +263,11 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
                                    "kmap": normal(2, 64, 64), "alpha": single(2),
                                    "beta": single(2) + 1}),
     }  # fmt: skip
+
+
+def calls() -> Calls:
+    """Of each public function a call that is right, by name."""
+    return {**products_and_attention(), **convolutions_and_rows(), **recurrences()}
 
 
 DTYPES = (np.float64, np.float32, np.float16, BF16, E4M3, np.int8, np.int32, np.int64, np.uint8,

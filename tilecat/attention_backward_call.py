@@ -102,15 +102,20 @@ def attention_backward(
     return (*made[:3], *more)
 
 
+def _planes(given: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Arrays of a packed batch as those of a batch of 1."""
+    *tensors, sums = given
+    view(sums)
+    return (*(heads_first(n, x) for n, x in zip(NAMES, tensors, strict=False)), sums[None])
+
+
 def _run(
     key: Any, given: tuple[Any, ...], options: Options, ordered: bool, biased: bool, sinks: Any
 ) -> tuple[Any, ...]:
     """Checks, chooses, allocates and launches; gradients and workspace."""
     whole = given
     if options.starts is not None:
-        *tensors, sums = given
-        view(sums)
-        whole = (*(heads_first(n, x) for n, x in zip(NAMES, tensors, strict=False)), sums[None])
+        whole = _planes(given)
     dout, q, k, v, out, lse = whole = (*(rows_apart(x) for x in whole[:5]), whole[5])
     shape = _check(whole)
     starts = options.sequences(*shape[2:])

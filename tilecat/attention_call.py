@@ -82,11 +82,16 @@ def attention(
     tensors = q, k, v, out, lse
     key, given = key_of(tensors, ("forward", return_lse, *options)), present(tensors)
     if (made := again(key, given)) is None:
-        for name, x in zip("qkv", tensors, strict=False):
-            if x is None:
-                raise DTypeError(f"attention: {name} is an array, got None")
-        made = _run(key, given, out, lse, return_lse, Options(*options))
+        made = _run(key, _complete(given, tensors), out, lse, return_lse, Options(*options))
     return results_of(made, out, lse, return_lse)
+
+
+def _complete(given: tuple[Any, ...], tensors: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What is given, of tensors whose first three have to be."""
+    for name, x in zip("qkv", tensors, strict=False):
+        if x is None:
+            raise DTypeError(f"attention: {name} is an array, got None")
+    return given
 
 
 def results_of(made: Any, out: Any, lse: Any, return_lse: bool) -> Any:

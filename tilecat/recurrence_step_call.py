@@ -117,8 +117,7 @@ def ssd_step(
     """
     name, arrays = "ssd_step", (x, dt, A, B, C, state, D, z, dt_bias)
     key, given = key_of(arrays, (name, bool(dt_softplus))), present(arrays)
-    made = again(key, given)
-    if made is not None:
+    if (made := again(key, given)) is not None:
         return made[0]
     batch, heads, dim = shape = _three(name, "x", x)
     _, groups, size = _three(name, "B", B)
