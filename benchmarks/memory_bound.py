@@ -54,7 +54,7 @@ def relative(got: torch.Tensor, exact: torch.Tensor) -> float:
     return float((got.double() - exact).norm() / exact.norm())
 
 
-def rotary_problem(heads_first: bool, tokens: int) -> Problem:
+def rotary_problem(heads_first: bool, tokens: int, interleaved: bool = False) -> Problem:
     """B16 H16 D128; a persistent grid beside the one in order."""
     shape = (16, 16, tokens, 128) if heads_first else (16, tokens, 16, 128)
     x, out = normal(*shape), torch.empty(shape, device="cuda", dtype=BF16)
@@ -65,26 +65,33 @@ def rotary_problem(heads_first: bool, tokens: int) -> Problem:
     wide = (v if heads_first else v[:, None] for v in (cos, sin))
     c, s = wide
 
+    def halves(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return (x[..., ::2], x[..., 1::2]) if interleaved else (x[..., :64], x[..., 64:])
+
+    def joined(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.stack((a, b), -1).flatten(-2) if interleaved else torch.cat((a, b), -1)
+
     def plain(x: torch.Tensor) -> torch.Tensor:
-        a, b = x[..., :64].float(), x[..., 64:].float()
-        return torch.cat((a * c - b * s, b * c + a * s), -1).to(BF16)
+        a, b = (part.float() for part in halves(x))
+        return joined(a * c - b * s, b * c + a * s).to(BF16)
 
     def persistent() -> None:
         none = rows[:, :, :0], turned[:, :, :0]
         rotary(cos, sin, rows, turned, *none, tokens, 0, R=64, D=128, cols=64, heads=4, warps=4,
-               blocks=3)  # fmt: skip
+               blocks=3, interleaved=interleaved)  # fmt: skip
 
     def error() -> float:
-        got = tc.apply_rotary(rows[:1, :100], cos, sin).transpose(1, 2)
+        got = tc.apply_rotary(rows[:1, :100], cos, sin, interleaved).transpose(1, 2)
         part = x[:1, :, :100] if heads_first else x[:1, :100].transpose(1, 2)
-        a, b = part[..., :64].double(), part[..., 64:].double()
+        a, b = (half.double() for half in halves(part))
         c, s = cos[:100].double(), sin[:100].double()
-        return relative(got, torch.cat((a * c - b * s, b * c + a * s), -1))
+        return relative(got, joined(a * c - b * s, b * c + a * s))
 
     compiled = torch.compile(plain)
-    layout = "BHND" if heads_first else "BNHD"
+    layout = ("BHND" if heads_first else "BNHD") + " interleaved" * interleaved
     return Problem(f"rotary {layout} N{tokens}", 4 * x.numel(), {
-        "tilecat": lambda: tc.apply_rotary(rows, cos, sin, inplace=True), "persistent": persistent,
+        "tilecat": lambda: tc.apply_rotary(rows, cos, sin, interleaved, inplace=True),
+        "persistent": persistent,
         "torch.compile": lambda: compiled(x), "copy": lambda: out.copy_(x),
     }, error)  # fmt: skip
 
@@ -166,6 +173,7 @@ MAKERS: tuple[tuple[str, Callable[[], Problem]], ...] = (
     ("rotary 16384", lambda: rotary_problem(True, 16384)),
     ("rotary 1024", lambda: rotary_problem(True, 1024)),
     ("rotary 16384 BNHD", lambda: rotary_problem(False, 16384)),
+    ("rotary 16384 BNHD interleaved", lambda: rotary_problem(False, 16384, True)),
     ("norm 1024", lambda: norm_problem(16 * 16384, 1024)),
     ("norm 1024 few", lambda: norm_problem(16 * 1024, 1024)),
     ("norm 8192", lambda: norm_problem(16384, 8192)),

@@ -16,7 +16,7 @@ _STANDARD_LIBRARY = Path(linecache.__file__).resolve().parent
 _USER_PARTS = (_PACKAGE / "kernels",)
 _NO_KERNELS = tuple(
     _PACKAGE / "kernels" / name
-    for name in ("spec.py", "product_specs.py", "recurrence_specs.py")
+    for name in ("spec.py", "product_specs.py", "recurrence_specs.py", "row_specs.py")
 )
 
 
