@@ -16,7 +16,7 @@ from .runtime.arrays import ITEM_BYTES, ArrayView, empty, view
 
 REDUCTIONS = ("mean", "sum", "none")
 PART_BYTES = 80 << 10  # of a row in a CTA's registers
-SHORT_BYTES = 32 << 10  # rows up to which several CTAs share an SM
+SHORT_BYTES = 72 << 10  # rows up to which several CTAs share an SM
 SHARED_BYTES = 227 << 10  # of a CTA (CUDA programming guide, compute capability 9.0)
 WARPS = 16
 _fitting: dict[Any, int] = {}
@@ -188,7 +188,7 @@ def scale_gradient(grad: Any, factor: Any) -> Any:
 
 
 def configs(width: int, x: ArrayView) -> list[dict[str, Any]]:
-    """Configurations, the fastest first: clusters whose CTAs hold a row, and some of the next.
+    """Configurations, the fastest first: as few CTAs in a cluster as hold a row.
 
     In shared memory if bulk copies reach it, else in registers.
     """
@@ -202,14 +202,11 @@ def configs(width: int, x: ArrayView) -> list[dict[str, Any]]:
     if width * item <= SHORT_BYTES:
         return _short_configs(width, item)
     for cluster in (1, 2, 4, 8):
-        part = -(-width // (WARPS * cluster))
-        length = next((n for n in (4 * PIECE, 2 * PIECE) if -part % n <= 0.04 * part), PIECE)
-        chunks, places = -(-part // length), max(32, WARPS * cluster)
-        stages = min((SHARED_BYTES - 32 * places - 512) // (WARPS * (length * item + 8)), 64)
-        if stages >= 1.25 * chunks:
+        pieces = -(-width // (WARPS * cluster * PIECE))
+        if WARPS * pieces * PIECE * item + 4096 <= SHARED_BYTES:
             break
-    held = {"warps": WARPS, "cluster": cluster, "blocks": 1, "chunks": chunks, "stages": stages}
-    return [{**held, "piece": n} for n in sorted({min(length, 2 * PIECE), PIECE}, reverse=True)]
+    held = {"warps": WARPS, "cluster": cluster, "blocks": 1}
+    return [{**held, "piece": n} for n in ((PIECE, 2 * PIECE) if pieces % 2 else (2 * PIECE, PIECE))]
 
 
 def _short_configs(width: int, item: int) -> list[dict[str, Any]]:

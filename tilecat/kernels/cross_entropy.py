@@ -15,6 +15,7 @@ T = DTypeVar("T", bf16, f16, f32)
 RUN = 8  # adjacent logits of a thread: 16 bytes of 16-bit types
 PIECE = 32 * RUN  # logits of a warp that are computed with at a time
 LOG2E = math.log2(math.e)
+FILLS = (float("-inf"), 0.0, 0.0, 0.0)  # of what warps tell one another
 
 
 class Row:
@@ -68,13 +69,9 @@ class Row:
             yield from ((self.number(i), x) for i, x in enumerate(held))
             return
         for chunk in self.input.parts(last=last):
-            for i in tc.range(self.count):
+            for i in range(self.count) if self.chunks > 1 and self.count <= 4 else tc.range(self.count):
                 place = self.number(chunk * self.count + i)
-                x = tc.load(self.input.vector.part(i, self.count), self.kind)
-                with tc.when((place + 1) * self.piece > self.V):  # another row's, or the room's
-                    inside = tc.col_index(x) + place * self.piece < self.V
-                    tc.copy(x, tc.select(inside, x, float("-inf")))
-                yield place, x
+                yield place, tc.load(self.input.vector.part(i, self.count), self.kind)
 
     def hot(self, x, label, place):
         """Conditions: an element of a piece is the label's."""
@@ -87,9 +84,9 @@ class Row:
         return tc.exp2(tc.fma(x, LOG2E, base * -LOG2E))
 
     def sums(self, held, label, smooth):
-        """The row's log-sum-exp, the label's logit, and the sum of all logits if `smooth`.
+        """This warp's largest logit, its sum of powers, the label's logit, and the sum if `smooth`.
 
-        Each warp sums powers of its own largest logit; those of all warps meet once.
+        Powers are those of logits less the warp's own largest.
         """
         largest = tc.full(self.kind, float("-inf"))
         for _, x in self.pieces(held):
@@ -105,14 +102,17 @@ class Row:
                 logit.set(tc.reduce_vector("sum", tc.select(self.hot(x, label, place), x, 0.0)))
             if smooth:
                 every += tc.select(tc.col_index(x) + place * self.piece < self.V, x, 0.0)
-        sums = [(tc.reduce_vector("sum", v), 0.0) for v in (total, every)[: 1 + smooth]]
-        tops, totals, logits, *every = self.rows.gather((top, -math.inf), sums[0],
-                                                        (logit.get(), 0.0), *sums[1:])  # fmt: skip
+        sums = [tc.reduce_vector("sum", v) for v in (total, every)[: 1 + smooth]]
+        return top, sums[0], logit.get(), *sums[1:]
+
+    @staticmethod
+    def together(tops, totals, *others):
+        """The row's log-sum-exp, the label's logit, and the sum, of those of all warps."""
         top = tc.reduce_vector("max", tops)
         base = tc.select(top == -math.inf, 0.0, top)
         total = tc.reduce_vector("sum", totals * tc.exp2((tops - base) * LOG2E))
         lse = base + tc.log(total, accurate=True)
-        return lse, *(tc.reduce_vector("sum", v) for v in (logits, *every))
+        return lse, *(tc.reduce_vector("sum", v) for v in others)
 
     def store_gradient(self, G, row, held, label, lse, scale, hot, flat):
         """`G = softmax scale - flat`, less `hot` at the label."""
@@ -124,12 +124,20 @@ class Row:
             tc.store(G[row, place], g)
 
 
+def label_of(target, row, words, V, ignored):
+    """A row's label of one or two words, whether it is ignored, and in the vocabulary."""
+    label, inside = tc.load(target[row, 0], s32), True
+    if words == 2:
+        inside = tc.load(target[row, 1], s32) == label >> 31
+    return label, (label == ignored) & inside, (label >= 0) & (label < V) & inside
+
+
 @tc.kernel
 def cross_entropy(X: inout[T, "M", "V"], G: inout[T, "M", "V"], TARGET: gl[s32, "M", "W"],
                   LOSS: gl[f32, "M"], LSE: inout[f32, "M"], FACTOR: gl[f32, "F"], ignored: s32,
                   smoothing: f32, z_loss: f32, *, V, W, forward=True, gradient=True, smooth=False,
                   z=False, warps=8, cluster=4, blocks=3, piece=PIECE, staged=True,
-                  stages=1, chunks=1):  # fmt: skip
+                  stages=1, chunks=1, behind=False):  # fmt: skip
     """LOSS = LSE - (1 - smoothing) X[label] - smoothing mean(X) + z_loss LSE^2; G = FACTOR dX.
 
     Args:
@@ -143,22 +151,25 @@ def cross_entropy(X: inout[T, "M", "V"], G: inout[T, "M", "V"], TARGET: gl[s32, 
         warps, cluster, blocks, stages: of `tc.rows`; rows in shared memory if `staged`.
         piece: logits that a warp computes with at a time.
         chunks: that a warp's part of a row in shared memory is loaded in.
+        behind: whether gradients are made behind the sums of the next row, which needs two rows in
+            shared memory.
     """
     rows = tc.rows(X.rows, warps=warps, shared_by="cta", cluster=cluster, blocks_per_sm=blocks,
                    ahead=0, stages=stages)  # fmt: skip
     whole = Row(rows, X, V, piece, staged, chunks)
     rows.load(lambda row: whole.load(row))
 
-    @rows.compute
-    def _(row, *held):
-        label, inside = tc.load(TARGET[row, 0], s32), True
-        if W == 2:
-            inside = tc.load(TARGET[row, 1], s32) == label >> 31
-        if gradient:  # asked for before the row is summed up
+    lags, fills = forward and behind, FILLS[: 3 + smooth]
+
+    def sums(row, held):
+        return whole.sums(held, label_of(TARGET, row, W, V, ignored)[0], smooth) if forward else ()
+
+    def finish(row, held, met):
+        label, skipped, inside = label_of(TARGET, row, W, V, ignored)
+        if gradient:
             factor = tc.load(FACTOR[tc.minimum(row, FACTOR.size(0) - 1)], f32)
-        skipped, inside = (label == ignored) & inside, (label >= 0) & (label < V) & inside
         if forward:
-            lse, logit, *every = whole.sums(held, label, smooth)
+            lse, logit, *every = whole.together(*met)
             loss = lse - logit
             if smooth:
                 loss = lse - (1.0 - smoothing) * logit - smoothing * (every[0] * (1.0 / V))
@@ -175,6 +186,17 @@ def cross_entropy(X: inout[T, "M", "V"], G: inout[T, "M", "V"], TARGET: gl[s32, 
             hot = factor * (1.0 - smoothing) if smooth else factor
             flat = factor * smoothing * (1.0 / V) if smooth else None
             whole.store_gradient(G, row, held, label, lse, scale, hot, flat)
+
+    @rows.compute
+    def _(row, *held):
+        own = sums(row, held)
+        if lags:
+            rows.send(*own)
+        else:
+            finish(row, held, rows.gather(*zip(own, fills, strict=True)) if forward else ())
+
+    if lags:
+        rows.behind(lambda row: finish(row, (), rows.receive(*fills)))
 
 
 @tc.kernel

@@ -20,7 +20,7 @@ LABELS = (("W", 1),)  # of s32
 def _make_fft_conv(extents: Extents, dtype: str, generator: np.random.Generator) -> list[Any]:
     batch, channels = extents["B"], extents["C"]
     u = normal(generator, (batch, channels, SIDE, SIDE), dtype)
-    k = generator.standardnormal((channels, LENGTH)) / SIDE
+    k = generator.standard_normal((channels, LENGTH)) / SIDE
     spectrum = np.fft.fft(k).reshape(channels, SIDE, SIDE).swapaxes(1, 2)
     first, *others = plain_tables(SIDE, SIDE, False)
     tables = [first.astype(u.dtype), *(table.astype(np.float16) for table in others)]

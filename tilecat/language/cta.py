@@ -19,9 +19,8 @@ from ..ops.scalar import Binary, Compare, ConvertScalar, GetVar, Not, Select, Wa
 from ..ops.sync import FenceAsync, NamedBarrier
 from ..ops.views import ViewRegisters
 from ..tiles import RegVecType, SharedTileType, SharedVecType, sv
-from . import maps, reductions
-from .barriers import Barriers
-from .clusters import cluster_rank, cluster_sync, peer, store_to_peer
+from . import reductions
+from .clusters import cluster_rank, cluster_sync, peer
 from .control import when
 from .functions import full
 from .meeting import after_meeting
@@ -328,64 +327,3 @@ def combine_warps(vector: RegVec, warps: int) -> None:
             if number < warps - 1:
                 store(room, mine)
         _sync()
-
-
-def gather_parts(
-    values: tuple[tuple[Any, float], ...], part: Any, parts: int, cluster: int, turn: Any,
-    barriers: Barriers | None = None,
-) -> tuple[RegVec, ...]:  # fmt: skip
-    """Scalars of every warp of a CTA or cluster, as plain vectors in each.
-
-    A part's scalars are 16 bytes. Each warp writes them to every CTA, then waits for those of all;
-    the places of the turn before may still be read, so that turns alternate between two.
-
-    Args:
-        values: up to four pairs of an f32 scalar and what stands behind the last part.
-        part: number of this warp.
-        parts: how many there are.
-        cluster: CTAs.
-        turn: 0, 1, 2 and so on.
-        barriers: of a cluster, two mbarriers of parts + 1 arrivals, on which the bytes complete.
-
-    Raises:
-        LayoutError: other values.
-
-    Scope: all warps of the CTAs of a cluster. PTX: see `Rows.gather`.
-    """
-    known = all(isinstance(value, Scalar) and value.dtype == f32 for value, _ in values)
-    if not 1 <= len(values) <= QUAD or not known:
-        raise LayoutError(f"gather: one to four f32 scalars and their fills, got {values!r}")
-    places = -(-parts // 32) * 32
-    room = shared(sv[f32, QUAD * places], 2)[turn & 1]
-    mine, index = full(RegVecType(f32, QUAD, "plain"), values[0][0]), None
-    for number, (value, _) in enumerate(values[1:], 1):
-        index = maps.col_index(mine) if index is None else index
-        mine = maps.select(index == number, value, mine)
-    arrived = None if barriers is None else barriers[turn & 1]
-    if arrived is not None:
-        with when(warp_id() == 0):
-            arrived.expect(room)
-    for first in range(0, places, parts):
-        place = part + first
-        with when(place < places if first + parts > places else True):
-            target = room.part(place, places)
-            if arrived is None:
-                store(target, mine)
-                continue
-            for rank in range(cluster):
-                store_to_peer(peer(target, rank), mine, arrived)
-    if arrived is None:
-        _sync()
-    else:
-        for rank in range(cluster):
-            arrived.arrive(rank=rank)  # has read the turn before
-        arrived.wait(turn >> 1 & 1)
-    kind = RegVecType(f32, QUAD * places, "plain", warps=1, run=QUAD)
-    held, whole, found = load(room, kind), RegVecType(f32, places, "plain", warps=1), []
-    for number, (_, fill) in enumerate(values):
-        registers = tuple(range(number, kind.registers, QUAD))
-        vector = RegVec(add(ViewRegisters(held.value, registers, whole)).result)
-        if places > parts:
-            vector = maps.select(maps.col_index(vector) < parts, vector, fill)
-        found.append(vector)
-    return tuple(found)

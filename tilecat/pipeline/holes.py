@@ -13,6 +13,7 @@ from ..errors import Loc, ScopeError
 Hole = Callable[..., Any]
 ANY_NUMBER = {  # holes of any number of arguments, and what those are
     "rows_compute": "the row and what load and start have returned",
+    "rows_behind": "the row and what start has returned",
     "rows_finish": "what start has returned",
 }
 ARGUMENTS = {
@@ -21,7 +22,7 @@ ARGUMENTS = {
     "consume": ("task", "steps"), "finish": ("task",),
     "store": ("task", "step"), "finish_store": ("task",),
     "rows_start": (), "rows_load": ("row",), "rows_compute": (),
-    "rows_finish": (),
+    "rows_behind": (), "rows_finish": (),
 }  # fmt: skip
 
 

@@ -29,7 +29,7 @@ class RowInput:
         kind: a chunk.
         chunks: of a part, which are waited for and given back one by one.
         stages: chunks that lie there.
-        fill: what elements are at first; None where loads write all.
+        fill: what elements are that a load does not reach; None where loads write all.
         warps: of the CTA.
         free: loads the chunk that takes the current one's stage.
 
@@ -101,6 +101,8 @@ class RowInput:
         Scope: the load hole, each warp. PTX: `cp.async.bulk`.
         """
         full = self.full[self._place]
+        if self.fill is not None and length is not None and length < self.kind.length:
+            self._fill(self.fill)
         if length == 0:
             full.arrive()
             return
@@ -108,6 +110,15 @@ class RowInput:
         vector = SharedVec(add(ViewShared(self.vector.value, 0, 0, part)).result)
         full.expect(vector)
         load_bulk(vector, place, full, cache="evict_first")
+
+    def _fill(self, value: float) -> None:
+        """Makes all of the current chunk `value`, before a load that is shorter."""
+        kind = RegVecType(self.kind.dtype, FILLED, "plain", warps=1, run=8)
+        values, parts = full(kind, value), self.kind.length // FILLED
+        for number in range(parts):
+            store(self.vector.part(number, parts), values)
+        add(FenceAsync())
+        add(WarpSync())
 
 
 class Staging:
@@ -142,24 +153,10 @@ class Staging:
         self.inputs.append(RowInput(kind, chunks, stages, fill, *more))
         return self.inputs[-1]
 
-    def fill(self) -> None:
-        """Fills what has a fill: each warp its parts, once, before loads write there."""
-        filled = [given for given in self.inputs if given.fill is not None]
-        for given in filled:
-            kind = RegVecType(given.kind.dtype, FILLED, "plain", warps=1, run=8)
-            value, parts = full(kind, given.fill), given.kind.length // FILLED
-            for stage in range(given.stages):
-                given.stage = stage
-                for number in range(parts):
-                    store(given.vector.part(number, parts), value)
-        if filled:
-            add(FenceAsync())
-            add(WarpSync())
-
-    def begin(self, turn: Any) -> None:
-        """The turn-th row: of parts in one chunk, it is waited for here."""
+    def begin(self, turn: Any, *, waited: bool = False) -> None:
+        """The turn-th row: of parts in one chunk, it is waited for here, if it was not before."""
         for given in self.inputs:
-            given.turn, given.waited, given.freed = turn, False, False
+            given.turn, given.waited, given.freed = turn, waited, False
             if given.chunks == 1:
                 for _ in given.parts():
                     pass

@@ -8,11 +8,10 @@ from ..builder import Builder, add, current
 from ..errors import LayoutError, Loc, ScopeError
 from ..ir import Role as Threads
 from ..ir import Scope
-from ..language.barriers import Barriers, barriers
 from ..language.clusters import MAX_CLUSTER, cluster_id, cluster_rank, cluster_sync, num_clusters
 from ..language.clusters import cluster as ask_for_cluster
 from ..language.control import range_, when
-from ..language.cta import cluster_reduce, combine_warps, cta_reduce, gather_parts
+from ..language.cta import cluster_reduce, combine_warps, cta_reduce
 from ..language.functions import copy
 from ..language.reductions import reduce_vector
 from ..language.scalars import Scalar, named, operand_of, var
@@ -25,6 +24,7 @@ from ..tiles import SharedVecType
 from .controls import check_int
 from .holes import Hole, Holes
 from .row_inputs import RowInput, Staging
+from .row_meetings import Meetings
 
 WARP_THREADS = 32
 MAX_WARPS = 32
@@ -90,8 +90,9 @@ class Rows:
         self.ahead = ahead
         self.staging = Staging(stages)
         self.exchanges = 0  # of a row between CTAs
-        self.meeting: Barriers | None = None  # of a cluster's `gather`
+        self.meetings: Meetings | None = None
         self.turn: Any = None  # rows of this CTA so far
+        self.now: Any = None  # number of the row that a hole has
         self.places: Any = None  # the row, and how far it is to the next
         self.cluster = cluster
         self.shared = shared_by == "cta" or cluster > 1
@@ -134,9 +135,8 @@ class Rows:
 
         Args:
             kind: `sv[dtype, length]`, of each warp.
-            fill: what shared memory holds before the first load, in multiples of 256 elements;
-                None where loads write all. Where parts have one chunk and one stage, or as many
-                stages as chunks, what a load does not reach stays so.
+            fill: what elements are that a load does not reach, in multiples of 256 elements; None
+                where loads write all.
             chunks: of a part, each `kind`, that are waited for and given back by themselves: the
                 load hole brings `x.chunk`, compute has them from `x.parts`.
 
@@ -148,6 +148,16 @@ class Rows:
             raise ScopeError("rows.input: rows are shared by a CTA or a cluster, got rows of warps",
                              hint='tc.rows(..., shared_by="cta")')  # fmt: skip
         return self.staging.add(kind, fill, chunks, self.warps, self._free)
+
+    def behind(self, hole: Hole) -> Hole:
+        """Decorator of the behind hole: the second half of a row's work, behind the next compute.
+
+        So that nobody waits for what warps tell one another: compute sends (`rows.send`), behind
+        receives. Rows lie in shared memory, two whole ones at least.
+
+        Scope of the hole: a warp; gets the row, and what start has returned.
+        """
+        return self.holes.fill("rows_behind", hole)
 
     def finish(self, hole: Hole) -> Hole:
         """Decorator of the finish hole.
@@ -193,18 +203,33 @@ class Rows:
         Returns:
             Plain vectors of `rows.parts` values, rounded up to a multiple of 32.
 
-        Scope: all warps that share rows, once a row. PTX: `st.shared` and `bar.sync`, or of a
-        cluster `st.async` and an mbarrier; `ld.shared.v4`.
+        Scope: all warps that share rows, once a row. PTX: `st.shared`, of a cluster `st.async`; an
+        mbarrier; `ld.shared.v4`.
         """
-        assert self.turn is not None, "made before the first row"
-        return gather_parts(values, self.part, self.parts, self.cluster, self.turn, self._met())
+        self.send(*(value for value, _ in values))
+        return self.receive(*(fill for _, fill in values))
 
-    def _met(self) -> Barriers | None:
-        """Two mbarriers of a cluster's meetings, made at the first, before the kernel's rows."""
-        if self.cluster > 1 and self.meeting is None:
-            with self.builder.within(self.builder.kernel.body, Scope.CTA):
-                self.meeting = barriers(2, self.parts + 1)
-        return self.meeting
+    def send(self, *values: Any) -> None:
+        """The first half of `gather`: this part's scalars, to all; in compute.
+
+        Scope: all warps that share rows, once a row.
+        """
+        if self.meetings is None:
+            depth = 4 if "rows_behind" in self.holes else 2
+            self.meetings = Meetings(self.parts, self.cluster, depth)
+        self.meetings.send(self.now, self.part, values)
+
+    def receive(self, *fills: float) -> tuple[RegVec, ...]:
+        """The other half: the scalars of all, in `behind`, or later in compute.
+
+        Args:
+            fills: what each vector has behind the last part.
+
+        Scope: all warps that share rows, once a row.
+        """
+        if self.meetings is None:
+            raise ScopeError("rows.receive: what compute has sent, got no rows.send before")
+        return self.meetings.receive(self.now, fills)
 
     def combine(self, vector: RegVec) -> None:
         """Adds the vectors of all warps of the CTA, in the order of their numbers, in place.
@@ -238,7 +263,7 @@ class Rows:
         if self.cluster > 1:
             cluster_sync()  # the others must be there to be written to
         started = self._registers("start", self.holes.call("rows_start"))
-        self.turn = var(0)
+        self.turn = self.now = var(0)
         if self.staging.inputs:
             self._staged(first, stride, started)
         elif self.ahead == 0:
@@ -268,17 +293,41 @@ class Rows:
     def _staged(self, first: Any, stride: Any, started: tuple[Registers, ...]) -> None:
         """Rows in shared memory: each warp loads its part ahead, waits, computes, loads again."""
         staging, given = self.staging, self.staging.inputs[0]
-        staging.fill()
+        if "rows_behind" in self.holes and given.stages < 2 * given.chunks:
+            raise LayoutError(
+                "rows.behind: two rows lie in shared memory, "
+                f"{2 * given.chunks} chunks, got stages={given.stages}",
+                loc=self.loc, hint=f"tc.rows(..., stages={2 * given.chunks})",
+            )  # fmt: skip
         for stage in range_(given.stages) if given.stages > 2 else range(given.stages):
             self._load_chunk(first + stage // given.chunks * stride, stage, stage % given.chunks)
-        for row in range_(first, self.count, stride):
-            self.places = row, stride
-            staging.begin(self.turn)
-            self._compute(row, *started)
-            if not given.freed:
-                for _ in given.parts(last=True):
-                    pass
+        if "rows_behind" not in self.holes:
+            for row in range_(first, self.count, stride):
+                staging.begin(self.turn)
+                self._half("compute", row, stride, started)
+                self.turn += 1
+            return
+        for row in range_(first, self.count + stride, stride):
+            with when(row < self.count):
+                staging.begin(self.turn)
+                self.now = self.turn
+                self.holes.call("rows_compute", row, *started)
+            with when(self.turn > 0):
+                staging.begin(self.turn - 1, waited=True)
+                self._half("behind", row - stride, stride, started)
             self.turn += 1
+
+    def _half(self, hole: str, row: Any, stride: Any, started: tuple[Registers, ...]) -> None:
+        """The hole that reads a row for the last time, and gives its chunks back."""
+        given = self.staging.inputs[0]
+        self.places, self.now = (row, stride), given.turn
+        if hole == "compute":
+            self._compute(row, *started)
+        else:
+            self.holes.call("rows_behind", row, *started)
+        if not given.freed:
+            for _ in given.parts(last=True):
+                pass
 
     def _load_chunk(self, row: Any, stage: Any, chunk: Any) -> None:
         with when(row < self.count):
