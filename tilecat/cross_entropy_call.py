@@ -206,7 +206,7 @@ def configs(width: int, x: ArrayView) -> list[dict[str, Any]]:
         if WARPS * pieces * PIECE * item + 4096 <= SHARED_BYTES:
             break
     held = {"warps": WARPS, "cluster": cluster, "blocks": 1}
-    return [{**held, "piece": n} for n in ((PIECE, 2 * PIECE) if pieces % 2 else (2 * PIECE, PIECE))]
+    return [{**held, "piece": n} for n in ((2 * PIECE, PIECE) if pieces % 2 == 0 else (PIECE,))]
 
 
 def _short_configs(width: int, item: int) -> list[dict[str, Any]]:

@@ -69,7 +69,7 @@ class Row:
             yield from ((self.number(i), x) for i, x in enumerate(held))
             return
         for chunk in self.input.parts(last=last):
-            for i in range(self.count) if self.chunks > 1 and self.count <= 4 else tc.range(self.count):
+            for i in (range if self.chunks > 1 and self.count <= 4 else tc.range)(self.count):
                 place = self.number(chunk * self.count + i)
                 yield place, tc.load(self.input.vector.part(i, self.count), self.kind)
 
