@@ -283,8 +283,8 @@ def test_chunks_are_of_one_input():
         rows.input(sv[bf16, 256], chunks=2)
 
     fails(k.compile, LayoutError,
-          "rows.input: rows in chunks are of one input, got 2 inputs", at="rows.input(sv[bf16, 256], chunks=2)",
-          hint="chunks=1")  # fmt: skip
+          "rows.input: rows in chunks are of one input, got 2 inputs",
+          at="rows.input(sv[bf16, 256], chunks=2)", hint="chunks=1")  # fmt: skip
 
 
 def test_what_meets_are_scalars():

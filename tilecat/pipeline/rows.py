@@ -45,6 +45,7 @@ class Rows:
             may write, as sums over rows.
         load(row): returns a row's register tiles or vectors; it runs one row ahead.
         compute(row, *loaded, *started): computes and stores, with `tc.store`.
+        behind(row, *started): a row's second half, behind compute of the next row; or none.
         finish(*started): once a warp, behind its last row.
 
     Args:
