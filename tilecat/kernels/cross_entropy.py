@@ -132,6 +132,13 @@ def label_of(target, row, words, V, ignored):
     return label, (label == ignored) & inside, (label >= 0) & (label < V) & inside
 
 
+def loss_of(lse, logit, every, V, smoothing):
+    """A row's loss, smoothed where `every` has the sum of its logits."""
+    if not every:
+        return lse - logit
+    return lse - (1.0 - smoothing) * logit - smoothing * (every[0] * (1.0 / V))
+
+
 @tc.kernel
 def cross_entropy(X: inout[T, "M", "V"], G: inout[T, "M", "V"], TARGET: gl[s32, "M", "W"],
                   LOSS: gl[f32, "M"], LSE: inout[f32, "M"], FACTOR: gl[f32, "F"], ignored: s32,
@@ -161,18 +168,13 @@ def cross_entropy(X: inout[T, "M", "V"], G: inout[T, "M", "V"], TARGET: gl[s32, 
 
     lags, fills = forward and behind, FILLS[: 3 + smooth]
 
-    def sums(row, held):
-        return whole.sums(held, label_of(TARGET, row, W, V, ignored)[0], smooth) if forward else ()
-
     def finish(row, held, met):
         label, skipped, inside = label_of(TARGET, row, W, V, ignored)
         if gradient:
             factor = tc.load(FACTOR[tc.minimum(row, FACTOR.size(0) - 1)], f32)
         if forward:
             lse, logit, *every = whole.together(*met)
-            loss = lse - logit
-            if smooth:
-                loss = lse - (1.0 - smoothing) * logit - smoothing * (every[0] * (1.0 / V))
+            loss = loss_of(lse, logit, every, V, smoothing)
             loss = loss + z_loss * lse * lse if z else loss
             loss = tc.select(inside, loss, float("nan"))
             with tc.when(rows.part == 0):
@@ -189,11 +191,10 @@ def cross_entropy(X: inout[T, "M", "V"], G: inout[T, "M", "V"], TARGET: gl[s32, 
 
     @rows.compute
     def _(row, *held):
-        own = sums(row, held)
-        if lags:
-            rows.send(*own)
-        else:
-            finish(row, held, rows.gather(*zip(own, fills, strict=True)) if forward else ())
+        if forward:
+            rows.send(*whole.sums(held, label_of(TARGET, row, W, V, ignored)[0], smooth))
+        if not lags:
+            finish(row, held, rows.receive(*fills) if forward else ())
 
     if lags:
         rows.behind(lambda row: finish(row, (), rows.receive(*fills)))
