@@ -12,7 +12,7 @@ import numpy as np
 import reference
 
 PAGES = (16, 32, 64, 128, 192, 256)
-DTYPES = {"bf16": ml_dtypes.bfloat16, "f16": np.float16}
+DTYPES = {"bf16": ml_dtypes.bfloat16, "f16": np.float16, "e4m3": ml_dtypes.float8_e4m3fn}
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,7 @@ class Decode:
     Args:
         page: rows of a page, or 0.
         options: further keyword arguments.
+        cache: dtype of keys and values, if another; e4m3 with scales.
     """
 
     queries: int
@@ -36,18 +37,28 @@ class Decode:
     ragged: bool = True
     options: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
+    cache: str = ""
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """q, keys and values: NaN in keys and values behind a sequence."""
         rng, batch = np.random.default_rng(self.seed), len(self.lengths)
         sizes = ((self.queries, self.heads, self.dim), (self.room, self.groups, self.dim),
                  (self.room, self.groups, self.dim_v or self.dim))  # fmt: skip
-        q, *caches = [rng.standard_normal((batch, *size)).astype(DTYPES[self.dtype])
-                      for size in sizes]  # fmt: skip
+        kinds = (self.dtype, *(self.cache or self.dtype,) * 2)
+        q, *caches = [rng.standard_normal((batch, *size)).astype(DTYPES[kind])
+                      for size, kind in zip(sizes, kinds, strict=True)]  # fmt: skip
         for entry, length in enumerate(self.lengths):
             for cache in caches:
                 cache[entry, length:] = np.nan
         return q, caches[0], caches[1]
+
+    def scales(self) -> dict[str, np.ndarray]:
+        """Of keys and values of 8 bits."""
+        rng, shape = np.random.default_rng(self.seed + 2), (len(self.lengths), self.groups)
+        if not self.cache:
+            return {}
+        return {name: rng.uniform(0.3, 3, shape).astype(np.float32)
+                for name in ("scale_k", "scale_v")}  # fmt: skip
 
     def paged(self, keys: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, ...]:
         """Pools of pages in random order, and the table; entries behind a sequence are no pages."""
@@ -70,7 +81,7 @@ class Decode:
     def call(self) -> tuple[tuple[np.ndarray, ...], dict[str, Any]]:
         """Arguments and keyword arguments."""
         q, keys, values = self.arrays()
-        options = dict(self.options)
+        options = {**self.options, **self.scales()}
         if self.ragged:
             options["cache_seqlens"] = np.array(self.lengths, np.int32)
         if self.page:
@@ -87,7 +98,11 @@ class Decode:
         out = np.full((*q.shape[:3], values.shape[3]), np.nan, q.dtype)
         lse = np.full((q.shape[0], q.shape[2], q.shape[1]), np.nan, np.float32)
         run(q, keys, values, out, lse, **options)
-        q, keys, values = self.arrays()
+        q, *caches = self.arrays()
+        keys, values = (
+            x if not self.cache else x.astype(np.float64) * scale[:, None, :, None]
+            for x, scale in zip(caches, self.scales().values() or caches, strict=True)
+        )
         for entry, length in enumerate(self.lengths):
             part = [x[entry : entry + 1].swapaxes(1, 2) for x in (q, keys, values)]
             part[1:] = [x[:, :, :length] for x in part[1:]]
@@ -154,8 +169,11 @@ def random_decode(number: int, longest: int, wide: bool) -> Decode:
     if rng.random() < 0.2:
         sinks = np.random.default_rng(number).standard_normal(groups * share).astype(np.float32)
         options["sinks"] = sinks
+    value_dim = rng.choice((0, 0, 64, 24))
+    dtype, cache = rng.choice(("bf16", "bf16", "f16")), rng.choice(("",) * 5 + ("e4m3",))
+    if cache:
+        dim, value_dim = -(-dim // 16) * 16, -(-value_dim // 16) * 16
     return Decode(
         queries, groups * share, groups, room, dim, tuple(lengths),
-        rng.choice((0, 0, 64, 24)), page, rng.choice(("bf16", "bf16", "f16")), ragged, options,
-        number,
+        value_dim, page, dtype, ragged, options, number, cache,
     )  # fmt: skip

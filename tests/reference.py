@@ -108,7 +108,7 @@ def attention(
     A row without keys (Lk = 0, or all scores -inf) gives zeros and a log-sum-exp of minus infinity.
 
     Args:
-        q: [B, H, Lq, D], bf16 or f16.
+        q: [B, H, Lq, D], bf16 or f16, as which probabilities are rounded.
         k: [B, Hkv, Lk, D]; H is a multiple of Hkv, head h reads head h // (H // Hkv).
         v: as `k`.
         scale: of the scores; 1 / sqrt(D) if None.
@@ -135,7 +135,7 @@ def attention(
         out = probabilities @ v64
         products = abs(scale) * (np.abs(q64) @ np.abs(k64).swapaxes(2, 3))
         score_error = _score_error(products, scores, q64.shape[3], change is not None)
-        out_error = _attention_error(probabilities, v64, score_error, as_numpy(v).dtype)
+        out_error = _attention_error(probabilities, v64, score_error, as_numpy(q).dtype)
         lse_error = score_error + accumulation(k64.shape[2]) + 4 * TRUNCATION * (1 + terms)
     return Reference(out, out_error), Reference(lse, lse_error)
 

@@ -37,6 +37,10 @@ CASES = {
     "soft cap": Decode(1, 2, 1, 100, 96, (77,), options={"softcap": 5.0, "scale": 0.5}),
     "wide values": Decode(1, 2, 1, 130, 64, (130,), dim_v=128),
     "widest heads": Decode(1, 2, 1, 130, 256, (101,)),
+    "caches of 8 bits": Decode(1, 8, 2, 300, 64, (300, 170), cache="e4m3"),
+    "pages of 8 bits, of more rows than a tile": Decode(
+        5, 20, 1, 288, 64, (288, 0, 65), 128, 16, "f16", options={"causal": True, "softcap": 5.0},
+        cache="e4m3"),
 }
 
 
@@ -95,10 +99,19 @@ def test_splits_leave_no_sm_much_longer_than_the_others():
 
 
 Q, K = np.ones((2, 3, 4, 64), BF16), np.ones((2, 64, 2, 64), BF16)
+E4M3, ONES = K.astype(ml_dtypes.float8_e4m3fn), np.ones((2, 2), np.float32)
 LENGTHS, TABLE = np.array([64, 64], np.int32), np.zeros((2, 1), np.int32)
 BAD = {
     "axes": (dict(q=Q[0]), LayoutError, "q is B x Lq x H x D, got q"),
-    "dtype": (dict(k_cache=K.astype(np.float16)), DTypeError, "one dtype, bf16 or f16, got q of b"),
+    "dtype": (dict(k_cache=K.astype(np.float16)), DTypeError, "one dtype, bf16 or f16, or the "),
+    "8 bits without scales": (dict(k_cache=E4M3, v_cache=E4M3), LayoutError,
+                              "caches of e4m3 have scale_k and scale_v, others none, got none of"),
+    "scales of 16 bits": (dict(scale_k=ONES, scale_v=ONES), LayoutError, "got scale_k and scale_v"),
+    "scales": (dict(k_cache=E4M3, v_cache=E4M3, scale_k=ONES, scale_v=ONES[:1]), LayoutError,
+               "scale_v has the shape B x Hkv"),
+    "8 bits of keys alone": (dict(k_cache=E4M3, scale_k=ONES, scale_v=ONES), DTypeError,
+                             "k_cache and v_cache have one dtype, got e4m3 and bf16"),
+    "8 bits of queries": (dict(q=Q.astype(ml_dtypes.float8_e4m3fn)), DTypeError, "one dtype, bf16"),
     "extents": (dict(k_cache=K[:1]), LayoutError, "extents agree in q B x Lq x H x D, k_cache B x"),
     "head dims": (dict(k_cache=K[..., :32]), LayoutError, "extents agree"),
     "heads": (dict(q=Q[:, :, :3]), LayoutError, "the heads of the caches divide those of q, got 2"),

@@ -31,7 +31,7 @@ def test_it_gives_what_each_sequence_gives():
 
 def test_it_is_a_good_operator_of_one_graph():
     q, k, v, lengths = arguments()
-    given = (q, k, v, lengths, None, None, None, True, None, None, None)
+    given = (q, k, v, lengths, *(None,) * 5, True, None, None, None)
     operator = torch.ops.tilecat.attention_decode.default
     torch.library.opcheck(operator, given, test_utils=("test_schema", "test_faketensor"))
 
@@ -41,6 +41,16 @@ def test_it_is_a_good_operator_of_one_graph():
 
     wanted = tt.attention_decode(q, k, v, cache_seqlens=lengths, causal=True) * 2
     assert torch.equal(step(q, k, v, lengths), wanted)
+
+
+def test_caches_of_8_bits_have_scales():
+    q, k, v, lengths = arguments()
+    narrow = [x.to(torch.float8_e4m3fn) for x in (k, v)]
+    scales = {name: torch.rand(2, 2) + 0.5 for name in ("scale_k", "scale_v")}
+    out = tt.attention_decode(q, *narrow, cache_seqlens=lengths, **scales)
+    wide = [(x.float() * y[:, None, :, None]).transpose(1, 2)
+            for x, y in zip(narrow, scales.values(), strict=True)]  # fmt: skip
+    close(out[:1].transpose(1, 2), exact(q[:1].transpose(1, 2), *[x[:1] for x in wide]))
 
 
 def test_gradients_are_refused():

@@ -20,10 +20,11 @@ from .kernels.attention_decode import attention_decode as kernel
 from .kernels.attention_scores import Edges
 from .operators import num_sms
 from .ready import Launch, Results, again, allocate, key_of, present, remember
-from .runtime.arrays import ArrayView, tma_ok, view
+from .runtime.arrays import ITEM_BYTES, ArrayView, tma_ok, view
 from .runtime.workspace import workspace
 
 MAX_QUERIES = 16
+NARROW_DTYPE = "e4m3"
 PAGES = (16, 32, 64, 128, 192, 256)  # rows of a page: parts or multiples of a block of keys
 NARROW = 64  # columns up to which blocks have 128 keys, not 64
 # Of keys and values under way an SM (trials on an H200: docs/design/attention-forward.md). More
@@ -45,8 +46,9 @@ MAX_SPLITS = 128
 def attention_decode(
     q: Any, k_cache: Any, v_cache: Any, *, cache_seqlens: Any = None, block_table: Any = None,
     causal: bool = False, window: tuple[int | None, int | None] | None = None,
-    scale: float | None = None, softcap: float | None = None, sinks: Any = None, out: Any = None,
-    lse: Any = None, return_lse: bool = False,
+    scale: float | None = None, softcap: float | None = None, sinks: Any = None,
+    scale_k: Any = None, scale_v: Any = None, out: Any = None, lse: Any = None,
+    return_lse: bool = False,
 ) -> Any:  # fmt: skip
     """Attention of each sequence's last few queries over its cache, as in decoding.
 
@@ -56,8 +58,8 @@ def attention_decode(
 
     Args:
         q: B x Lq x H x D, bf16 or f16; Lq 1 to 16, D at most 256.
-        k_cache: B x Lk x Hkv x D; Hkv divides H. With block_table pages x page size x Hkv x D, of
-            16, 32, 64, 128, 192 or 256 rows a page.
+        k_cache: B x Lk x Hkv x D, the dtype of q or e4m3; Hkv divides H. With block_table pages x
+            page size x Hkv x D, of 16, 32, 64, 128, 192 or 256 rows a page.
         v_cache: the same, its last axis Dv.
         cache_seqlens: s32 [B]: keys of each sequence, the last Lq of them those of q; taken for 0
             if less, for what there is room for if more. None: all that there is room for. What lies
@@ -70,6 +72,7 @@ def attention_decode(
         scale: of the scores, positive; 1/sqrt(D) if None.
         softcap: positive and at most 16384, or None.
         sinks: f32 [H]: a score of each head without a value.
+        scale_k, scale_v: of e4m3, both: f32 B x Hkv that keys and values are multiplied by.
         out: B x Lq x H x Dv of q's dtype to write, contiguous, or None to allocate it.
         lse: f32 B x H x Lq to write the log-sum-exp to, contiguous, or None.
         return_lse: also return it.
@@ -87,14 +90,14 @@ def attention_decode(
 
     Example: `y = tc.attention_decode(q, k, v, cache_seqlens=lengths, block_table=table)`
     """
-    tensors = q, k_cache, v_cache, cache_seqlens, block_table, out, lse
+    tensors = q, k_cache, v_cache, cache_seqlens, block_table, scale_k, scale_v, out, lse
     key = key_of(tensors, ("decode", return_lse, causal, window, scale, softcap, sinks))
     given = present(tensors)
     made = again(key, given)
     if made is None:
         options = Options("bottom-right" if causal else False, window, scale, softcap, None, None,
                           None, sinks, None)  # fmt: skip
-        call = _Call(q, k_cache, v_cache, cache_seqlens, block_table, options)
+        call = _Call(q, k_cache, v_cache, cache_seqlens, block_table, options, (scale_k, scale_v))
         made = call.run(key, given, out, lse, return_lse)
     return results_of(made, out, lse, return_lse)
 
@@ -106,7 +109,10 @@ class _Call:
         LayoutError, DTypeError, ResourceError: they do not fit.
     """
 
-    def __init__(self, q: Any, k: Any, v: Any, lengths: Any, table: Any, options: Options):
+    def __init__(
+        self, q: Any, k: Any, v: Any, lengths: Any, table: Any, options: Options,
+        scales: tuple[Any, Any],
+    ):  # fmt: skip
         self.arrays, self.lengths, self.table = (q, k, v), lengths, table
         query, keys, values = views = view(q), view(k), view(v)
         _check_shapes(*views, paged=table is not None)
@@ -123,6 +129,7 @@ class _Call:
             check_array("cache_seqlens", lengths, (self.batch,), ("s32",), "B")
         if query.device == "cpu":
             _check_entries(lengths, table, keys.shape[0], self.page, self.room)
+        self.scales = _scales(scales, views, (self.batch, self.groups))
         self.scale = self.dim**-0.5 if options.scale is None else options.scale
         check_positive("scale", self.scale, "for a negative scale, negate q")
         self.sinks = options.sinks
@@ -160,7 +167,7 @@ class _Call:
         splits = params.pop("splits")
         memory = self.memory(splits, params["consumers"]) if splits > 1 else _nothing
         args = [x for x in (self.table, self.lengths) if x is not None]
-        args += [*memory(q), *self.limits, *self.more]
+        args += [*self.scales, *memory(q), *self.limits, *self.more]
         launch = Launch(
             kernel,
             (q.reshape(-1, self.dim), k, v, out.reshape(-1, self.dim_v), lse.reshape(-1)),
@@ -182,10 +189,13 @@ class _Call:
         """Tiles, of consumers at most so many, and how many tasks share a sequence."""
         wide, wide_v = tile_dim(self.dim), tile_dim(self.dim_v)
         widest = max(wide, wide_v)
-        consumers = min(-(-self.rows // ROWS), most if widest < TILE_DIMS[-1] else 1)
+        narrow = bool(self.scales)
+        most = 1 if narrow or widest == TILE_DIMS[-1] else most
+        consumers = min(-(-self.rows // ROWS), most)
         tile_k = 64 if widest > NARROW or self.page == 192 else 128
-        stage = 2 * tile_k * (wide + wide_v)
-        room = (SHARED_BYTES - 2 * consumers * ROWS * wide) // stage
+        block = tile_k * (wide + wide_v)
+        stage = block * (2 - narrow)
+        room = (SHARED_BYTES - 2 * consumers * ROWS * wide - 2 * block * narrow) // stage
         flight = FLIGHT_PAGES if self.page else FLIGHT_BYTES
         stages = min(max(flight // stage, 2), room, MAX_STAGES)
         units = self.batch * self.groups * -(-self.rows // (ROWS * consumers))
@@ -203,7 +213,8 @@ class _Call:
         L2 then keeps what it would have to write to memory to make room for them.
         """
         once = self.rows <= ROWS * consumers
-        size = 2 * self.batch * self.groups * self.room * (self.dim + self.dim_v)
+        size = self.batch * self.groups * self.room * (self.dim + self.dim_v)
+        size *= ITEM_BYTES[view(self.arrays[1]).dtype]
         return "evict_first" if once and L2_BYTES < size <= 2 * L2_BYTES else ""
 
     def memory(self, splits: int, consumers: int) -> Callable[[Any], tuple[Any, Any]]:
@@ -251,6 +262,27 @@ def _edges(options: Options, queries: int) -> tuple[Edges, list[int]]:
     return edges, limits
 
 
+def _scales(
+    scales: tuple[Any, Any], views: tuple[ArrayView, ...], shape: tuple[int, int]
+) -> tuple[Any, ...]:
+    """Factors of keys and values of 8 bits; () of others.
+
+    Raises:
+        LayoutError: one of them alone, none of 8 bits, some of others; another shape.
+        DTypeError: other than f32.
+    """
+    given = [name for name, x in zip(("scale_k", "scale_v"), scales, strict=True) if x is not None]
+    narrow = views[1].dtype == NARROW_DTYPE
+    if len(given) != 2 * narrow:
+        raise LayoutError(
+            f"attention_decode: caches of {NARROW_DTYPE} have scale_k and scale_v, others none, "
+            f"got {' and '.join(given) or 'none'} of {views[1].dtype}"
+        )
+    for name in given:
+        check_array(name, scales[name == "scale_v"], shape, ("f32",), "B x Hkv")
+    return scales if narrow else ()
+
+
 def _check_shapes(query: ArrayView, keys: ArrayView, value: ArrayView, *, paged: bool) -> None:
     lead = ("pages", "page size") if paged else ("B", "Lk")
     arrays = {"q": query, "k_cache": keys, "v_cache": value}
@@ -260,10 +292,11 @@ def _check_shapes(query: ArrayView, keys: ArrayView, value: ArrayView, *, paged:
     for name, array in arrays.items():
         if len(array.shape) != 4:
             raise LayoutError(f"attention_decode: {name} is {axes[name]}, got {shown}")
-        if array.dtype not in HALVES or array.dtype != query.dtype:
+        if query.dtype not in HALVES or array.dtype not in (query.dtype, NARROW_DTYPE):
             raise DTypeError(
                 f"attention_decode: q, k_cache and v_cache have one dtype, {' or '.join(HALVES)}, "
-                "got " + ", ".join(f"{n} of {x.dtype}" for n, x in arrays.items())
+                f"or the caches {NARROW_DTYPE}, got "
+                + ", ".join(f"{n} of {x.dtype}" for n, x in arrays.items())
             )
         if not 1 <= array.shape[3] <= TILE_DIMS[-1]:
             raise LayoutError(
@@ -275,6 +308,11 @@ def _check_shapes(query: ArrayView, keys: ArrayView, value: ArrayView, *, paged:
             "attention_decode: q, k_cache and v_cache are on one device, got "
             + ", ".join(f"{name} on {array.device}" for name, array in arrays.items()),
             hint="move them with .to(device)",
+        )
+    if keys.dtype != value.dtype:
+        raise DTypeError(
+            f"attention_decode: k_cache and v_cache have one dtype, got {keys.dtype} and "
+            f"{value.dtype}"
         )
     batch, queries, heads, dim = query.shape
     agree = keys.shape[:3] == value.shape[:3] and keys.shape[3] == dim
@@ -313,7 +351,7 @@ def _check_pages(keys: ArrayView, value: ArrayView) -> int:
             raise LayoutError(
                 f"attention_decode: pages are loaded by TMA, which {name} does not allow: "
                 f"{obstacle}",
-                hint="a head dim that is a multiple of 8, and contiguous",
+                hint="rows of a multiple of 16 bytes, and contiguous",
             )
     return page
 

@@ -20,13 +20,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import tilecat as tc
-from tilecat import DTypeVar, bf16, f16, f32, gl, rt, rv, s32, st
+from tilecat import DTypeVar, bf16, e4m3, f16, f32, gl, rt, rv, s32, st
 
 from ..language.scalars import minimum_of
 from .attention_scores import LOG2_E, Edges, Mods, clamp, taken
 from .score_mods import At
 
-T = DTypeVar("T", bf16, f16)
+T, TC = DTypeVar("T", bf16, f16), DTypeVar("TC", bf16, f16, e4m3)
 ALL, PLAIN = Edges(from_end=True), Mods()
 ROWS = 64  # of a consumer's tile
 LOWEST = -1e30  # where maxima start: finite, for with -inf a block of -inf scores would give NaN
@@ -128,17 +128,60 @@ def tasks_of(batch, rows, groups, lengths, room, splits, tall, sight_of):
     return tc.custom_order(count, locate)
 
 
+class Narrow:
+    """Keys or values of 8 bits in a ring, which a consumer widens to what is multiplied.
+
+    Args:
+        pipe, ring: the pipeline, and its tiles.
+        wide: a tile of the queries' dtype for each consumer, for a block at a time.
+        scales: f32 [B, Hkv]: factors of the sums of products.
+    """
+
+    def __init__(self, pipe, ring, wide, scales):
+        self.pipe, self.ring, self.wide, self.scales = pipe, ring, wide, scales
+
+    @property
+    def tile(self):
+        """Of the consumer that asks."""
+        return self.wide[self.pipe.consumer]
+
+    def begin(self, task):
+        """The factor of a task."""
+        self.scale = tc.load(self.scales[task.batch, task.head], f32)
+
+    def wait(self, left=None):
+        """The next block, of which `left` rows count: zeros behind."""
+        self.ring.wait()
+        wide = tc.cast(tc.load(self.ring), f32)
+        wide = wide if left is None else tc.mask_rows(wide, left, 0.0)
+        tc.store(self.tile, tc.cast(wide, self.tile.type.dtype))
+        tc.sync()
+        self.ring.release()
+
+    def release(self):
+        """Nothing: the ring has its stage back since `wait`."""
+
+
+def widened(pipe, rings, scales, dtype):
+    """Rings of keys and values, `Narrow` where they have scales."""
+    if not scales:
+        return rings
+    wide = [tc.shared(st[dtype, *ring.kind.shape], pipe.consumers) for ring in rings]
+    return [Narrow(pipe, *one) for one in zip(rings, wide, scales, strict=True)]
+
+
 class Consumer:
     """One consumer's task: S and P of key blocks, O of those before.
 
     Args:
-        pipe, tiles, registers: the pipeline; its q, k and v; s, p, o, m, l.
+        pipe, tiles, registers: the pipeline; its q, k and v (or `Narrow` ones); s, p, o, m, l.
         rows, sight, mods: which row is what, keys that queries see, what changes scores.
     """
 
     def __init__(self, pipe, tiles, registers, rows, sight, mods):
         self.pipe, self.rows, self.all_keys, self.mods = pipe, rows, sight, mods
         self.q, self.k, self.v = tiles
+        self.narrow = isinstance(self.k, Narrow)
         self.s, self.p, self.o, self.m, self.l = registers
 
     def load(self, task, Q, first):
@@ -160,6 +203,9 @@ class Consumer:
         sight = self.sight = replace(self.all_keys, keys=task.keys)
         for place, start in ((self.o, 0.0), (self.l, 0.0), (self.m, LOWEST)):
             tc.fill(place, start)
+        if self.narrow:
+            self.k.begin(task)
+            self.v.begin(task)
         if whole and self.mods.sinks:
             heads = tc.select(self.real, self.rows.head(task, self.member), -1)
             self.sink = sinks_of(self.mods, heads, rv[f32, ROWS])
@@ -174,20 +220,34 @@ class Consumer:
             self.blocks(task, inner, outer, masked=False)
             if sight.edges.left:
                 self.blocks(task, outer, steps, masked=True)
-            self.v.wait()
-            tc.mma_AB(self.o, tc.regroup(self.p), self.v)
+            self.values(task, steps - 1)
+            tc.mma_AB(self.o, tc.regroup(self.p), self.operand(self.v))
             tc.mma_wait()
             self.v.release()
+            if self.narrow:
+                tc.mul(self.o, self.v.scale, out=self.o)
+
+    def operand(self, ring):
+        """What products read of keys or values."""
+        return ring.tile if self.narrow else ring
+
+    def values(self, task, step):
+        """Waits for the values of a block."""
+        if not self.narrow:
+            self.v.wait()
+            return
+        self.v.wait(task.keys - (task.behind - 1 - step) * self.sight.tile_k)
 
     def first(self, task):
         """S and P of the block that runs first, the only one with keys behind the sequence."""
         self.k.wait()
-        tc.mma_ABt(self.s, self.tile, self.k, accumulate=False)
+        tc.mma_ABt(self.s, self.tile, self.operand(self.k), accumulate=False)
         tc.mma_wait()
         self.k.release()
         self.softmax(task, 0, masked=True)
         tc.cast(self.s, self.p.dtype, out=self.p)
-        self.clear(task.keys - (task.behind - 1) * self.sight.tile_k)
+        if not self.narrow:
+            self.clear(task.keys - (task.behind - 1) * self.sight.tile_k)
 
     def clear(self, left):
         """Zeros in rows of V behind the sequence, which may hold anything, NaN too."""
@@ -203,9 +263,9 @@ class Consumer:
         """S and P of further blocks, each with O += P V of the one before."""
         for step in tc.range(start, stop):
             self.k.wait()
-            tc.mma_ABt(self.s, self.tile, self.k, accumulate=False)
-            self.v.wait()
-            tc.mma_AB(self.o, tc.regroup(self.p), self.v)
+            tc.mma_ABt(self.s, self.tile, self.operand(self.k), accumulate=False)
+            self.values(task, step - 1)
+            tc.mma_AB(self.o, tc.regroup(self.p), self.operand(self.v))
             tc.mma_wait(1)
             self.k.release()
             shrink = self.softmax(task, step, masked=masked)
@@ -221,6 +281,8 @@ class Consumer:
             what O must shrink by.
         """
         s, m, mods = self.s, self.m, self.mods
+        if self.narrow:
+            tc.mul(s, self.k.scale, out=s)
         col = (task.behind - 1 - step) * self.sight.tile_k
         mods.apply(s, At(s, task.batch, task.head, 0, col, 0, col))
         if masked:
@@ -331,8 +393,8 @@ def sinks_of(mods, heads, kind):
 
 
 @tc.kernel
-def attention_decode(Q: gl[T, "rows", "D"], K: gl[T, "P", "R", "Hkv", "D"],
-                     V: gl[T, "P", "R", "Hkv", "Dv"], O: gl[T, "rows", "Dv"],
+def attention_decode(Q: gl[T, "rows", "D"], K: gl[TC, "P", "R", "Hkv", "D"],
+                     V: gl[TC, "P", "R", "Hkv", "Dv"], O: gl[T, "rows", "Dv"],
                      LSE: gl[f32, "rows"], scale: f32, batch: s32, queries: s32, heads: s32,
                      splits: s32, *args, page=0, dim=128, dim_v=128, tile_k=128, consumers=1,
                      stages=3, cache="", ragged=False, split=False, edges=ALL,
@@ -341,15 +403,18 @@ def attention_decode(Q: gl[T, "rows", "D"], K: gl[T, "P", "R", "Hkv", "D"],
 
     Args:
         Q, O: [B Lq H, D and Dv]. LSE: [B H Lq].
-        K, V: [B, Lk, Hkv, D and Dv]; with `page` pools of pages of so many rows.
+        K, V: [B, Lk, Hkv, D and Dv]; with `page` pools of pages of so many rows. Of Q's dtype, or
+            e4m3.
         batch, queries, heads: B, Lq, H; Hkv divides H. splits: parts of a sequence's keys.
         args: with page the table, s32 [B, pages of a sequence]; if ragged keys of sequences, s32
-            [B]; if split Sums and Flags (see Parts); of edges left, right; of mods soft cap, sinks.
+            [B]; of e4m3 scales of K and V, f32 [B, Hkv]; if split Sums and Flags (see Parts); of
+            edges left, right; of mods soft cap, sinks.
         dim, dim_v, tile_k, consumers, stages: as of `attention_forward`.
     """
     args = list(args)
     (table,) = taken(args, 1, "a table of pages") if page else (None,)
     (lengths,) = taken(args, 1, "lengths") if ragged else (None,)
+    scales = taken(args, 2, "scales") if K.dtype != Q.dtype else ()
     memory = taken(args, 2, "parts") if split else ()
     limits = taken(args, edges.left + edges.right, "edges")
     keys, values = Cache(K, table, page), Cache(V, table, page)
@@ -365,7 +430,8 @@ def attention_decode(Q: gl[T, "rows", "D"], K: gl[T, "P", "R", "Hkv", "D"],
     m, l = tc.empty(rv[f32, ROWS]), tc.empty(rv[f32, ROWS, "row", "partial"])
     sight = edges.sight(list(limits), tile_k, queries, keys.room)
     mods = mods.take(args, scale)
-    work = Consumer(pipe, (q, k, v), (s, p, o, m, l), rows, sight, mods)
+    read = (q, *widened(pipe, (k, v), scales, Q.dtype))
+    work = Consumer(pipe, read, (s, p, o, m, l), rows, sight, mods)
 
     @pipe.load
     def _(task, step):

@@ -14,7 +14,7 @@ def attention_decode(
     q: Any, k_cache: Any, v_cache: Any, *, cache_seqlens: Any = None, block_table: Any = None,
     causal: bool = False, window: tuple[int | None, int | None] | None = None,
     scale: float | None = None, softcap: float | None = None, sinks: Any = None,
-    return_lse: bool = False,
+    scale_k: Any = None, scale_v: Any = None, return_lse: bool = False,
 ) -> Any:  # fmt: skip
     """`tilecat.attention_decode` as an operator of torch: its arguments, but out and lse.
 
@@ -24,7 +24,7 @@ def attention_decode(
     Args:
         q: B x Lq x H x D, bf16 or f16.
         k_cache, v_cache, cache_seqlens, block_table, causal, window, scale, softcap, sinks,
-            return_lse: see `tilecat.attention_decode`.
+            scale_k, scale_v, return_lse: see `tilecat.attention_decode`.
 
     Returns:
         B x Lq x H x Dv of q's dtype, or (that, log-sum-exp B x H x Lq).
@@ -39,19 +39,20 @@ def attention_decode(
             hint="with torch.no_grad(), or tilecat.torch.attention",
         )
     left, right = (None, None) if window is None else window
-    out, lse = _decode(q, k_cache, v_cache, cache_seqlens, block_table, sinks, scale, causal, left,
-                       right, softcap)  # fmt: skip
+    out, lse = _decode(q, k_cache, v_cache, cache_seqlens, block_table, sinks, scale_k, scale_v,
+                       scale, causal, left, right, softcap)  # fmt: skip
     return (out, lse) if return_lse else out
 
 
 def _kernel(
     q: Any, k_cache: Any, v_cache: Any, cache_seqlens: Any, block_table: Any, sinks: Any,
-    scale: float | None, causal: bool, left: int | None, right: int | None, softcap: float | None,
+    scale_k: Any, scale_v: Any, scale: float | None, causal: bool, left: int | None,
+    right: int | None, softcap: float | None,
 ) -> Any:  # fmt: skip
     return decode(
         q, k_cache, v_cache, cache_seqlens=cache_seqlens, block_table=block_table, causal=causal,
         window=None if left is right is None else (left, right), scale=scale, softcap=softcap,
-        sinks=sinks, return_lse=True,
+        sinks=sinks, scale_k=scale_k, scale_v=scale_v, return_lse=True,
     )  # fmt: skip
 
 
@@ -68,8 +69,8 @@ def _flops(q: Any, k_cache: Any, v_cache: Any, *_: Any, **__: Any) -> int:
 
 _decode = define(
     "attention_decode(Tensor q, Tensor k_cache, Tensor v_cache, Tensor? cache_seqlens, "
-    "Tensor? block_table, Tensor? sinks, float? scale, bool causal, int? left, int? right, "
-    "float? softcap) -> (Tensor, Tensor)",
+    "Tensor? block_table, Tensor? sinks, Tensor? scale_k, Tensor? scale_v, float? scale, "
+    "bool causal, int? left, int? right, float? softcap) -> (Tensor, Tensor)",
     _kernel,
     _fake,
     flops=_flops,
