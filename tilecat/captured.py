@@ -55,8 +55,9 @@ def _is_own(function: Any) -> bool:
 def _state(function: Any) -> Any:
     """What tracing a function, or a method of an object, depends on."""
     if isinstance(function, MethodType):
-        code = function.__func__.__code__
-        return _function(function.__func__, ()), _value(function.__self__, (code,), _names(code))
+        body: Any = function.__func__
+        owner = _value(function.__self__, (body.__code__,), _names(body.__code__))
+        return _function(body, ()), owner
     return _function(function, ())
 
 
