@@ -33,6 +33,9 @@ EQUIVALENT = {
     "score: bar.sync #6": "scratch is next written behind the barrier before the stage is freed",
     "score: bar.sync #7": "threads read the stage last before the barriers of the inverse",
     "state: wgmma.fence #2": "no register of S^T K^T is touched behind the fence before S^T Q^T",
+    "state: mbarrier.try_wait #2": "the score role has waited for the stage, and handed P on since",
+    "state: wgmma.commit_group #1": "the next one closes both groups, which are waited for together",
+    "state: wgmma.fence #5": "no register of the update is touched behind the fence before Y's",
     "state: wgmma.wait_group #3": "values of the state have waited for all products",
 }
 SEEDS = (0, 1, 2)

@@ -78,22 +78,51 @@ class Scores(Recurrence):
         return tc.exp2(factors, out=factors)
 
 
+class Parts:
+    """A ring of a tile as the sum of two of 16 bits, or rounded once.
+
+    Rounded once, T is off by 2**-9 of its elements, alike along its diagonals where keys are alike:
+    of beta 1.9 states grew by a third each chunk, and the true ones shrink.
+    """
+
+    def __init__(self, high: Any, scan: ChunkScan, split: bool):
+        kind = st[scan.dtype, CHUNK, CHUNK]
+        low = [scan.pipe.ring(kind, writer=scan.score, beside=scan.p)] if split else []
+        self.rings, self.dtype = [high, *low], scan.dtype
+
+    def store(self, tile: Any) -> None:
+        """Score role: an f32 tile, which is overwritten."""
+        for number, ring in enumerate(self.rings):
+            part = tc.cast(tile, self.dtype)
+            tc.store(ring, part)
+            if number + 1 < len(self.rings):
+                tc.fma(tc.cast(part, f32), -1.0, tile, out=tile)
+
+    def multiply(self, product: Any, out: Any, x: Any) -> None:
+        """State role: `out = product(x, tile)`, x of 16 bits."""
+        for number, ring in enumerate(self.rings):
+            product(out, x, ring, accumulate=number > 0)
+
+
 class Delta(Scores):
     """Scores, T and values of the delta rule.
 
     Args:
         scan, tensors, tiles, gates: of Q, K and V: see `Scores`.
         scale: of the output. norm: whether queries and keys are divided by their norms.
+        split: see `Parts`.
     """
 
     def __init__(
-        self, scan: ChunkScan, tensors: Any, tiles: Any, gates: Any, scale: Any, norm: bool
+        self, scan: ChunkScan, tensors: Any, tiles: Any, gates: Any, scale: Any, norm: bool,
+        split: bool,
     ):  # fmt: skip
         self.scale, self.norm = scale, norm
         super().__init__(scan, tensors, tiles, gates)
         self.qk, self.u = tc.empty(TILE), tc.empty(TILE)
         self.keys, self.into, self.queries = (self.vector() for _ in range(3))
-        self.t = scan.pipe.ring(st[scan.dtype, CHUNK, CHUNK], writer=scan.score, beside=scan.p)
+        t = scan.pipe.ring(st[scan.dtype, CHUNK, CHUNK], writer=scan.score, beside=scan.p)
+        self.t = Parts(t, scan, split)
 
     def scores(self, task: Any, at: At, head: int) -> tuple[Any, ...]:
         """T, and P with factors of tokens, from the chunk's keys and queries."""
@@ -123,7 +152,7 @@ class Delta(Scores):
         p = self.scan.mask(tc.mul(qk, factors, out=qk))
         tc.store(self.scan.p, tc.cast(p, self.scan.dtype))
         t = tc.tril_inverse(kk, accurate=False)
-        tc.store(self.t, tc.cast(t * tc.load(self.betas, COLUMN), self.scan.dtype))
+        self.t.store(tc.mul(t, tc.load(self.betas, COLUMN), out=t))
         return None, out, tc.exp2(last - sums) * key
 
     def of_queries(self) -> Any:
@@ -143,7 +172,7 @@ class Delta(Scores):
         into = tc.load(self.into, COLUMN)
         tc.mma_wait()
         tc.fma(u, -into, tc.cast(v, f32), out=u)
-        tc.mma_ABt(u, tc.cast(u, dtype), self.t, accumulate=False)
+        self.t.multiply(tc.mma_ABt, u, tc.cast(u, dtype))
         tc.mma_wait()
         return tc.cast(u, dtype)
 
@@ -159,12 +188,13 @@ def delta_rule(
     Q: gl[T, "B", "Hk", "T", "K"], K: gl[T, "B", "Hk", "T", "K"], V: gl[T, "B", "H", "T", "V"],
     Beta: gl[f32, "B", "H", "T"], O: gl[T, "B", "H", "T", "V"], scale: f32, *args, dim=128,
     stages=3, g=False, norm=False, packed=False, start=False, end=False,
-    registers=REGISTERS, depth=2, outputs=2,
+    registers=REGISTERS, depth=2, outputs=2, split=True,
 ):  # fmt: skip
     """O of the gated delta rule, and states f32 [sequences, H, K, V] before and after.
 
     Hk divides H. args: g f32 [B, H, T], cu_seqlens s32, states before and after; where wanted.
     registers: of the score and the state role. depth: chunks whose T and P there is room for.
+    split: T is the sum of two of 16 bits; without, of beta above 1 and keys alike, states may grow.
     """
     args = list(args)
     gates, starts, *states = (args.pop(0) if wanted else None for wanted in (g, packed, start, end))
@@ -173,6 +203,6 @@ def delta_rule(
                      packed=packed, turns=2, registers=registers)  # fmt: skip
     q, k = (scan.pipe.input(st[Q.dtype, CHUNK, dim]) for _ in range(2))
     v = scan.pipe.input(st[Q.dtype, CHUNK, CHUNK])
-    work = Delta(scan, (Q, K, V), (q, k, v), (gates, Beta), scale, norm)
+    work = Delta(scan, (Q, K, V), (q, k, v), (gates, Beta), scale, norm, split)
     turned = [None if x is None else x.permute(0, 1, 3, 2) for x in states]
     scan.run(work, q, k, v, O, *turned)

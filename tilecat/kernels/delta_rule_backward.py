@@ -27,7 +27,7 @@ from tilecat import DTypeVar, bf16, f16, f32, gl, st
 
 from .checkpoints import Checkpoints
 from .chunk_scan import CHUNK, COLUMN, At, ChunkScan, tasks_of
-from .delta_rule import REGISTERS, TILE, Scores
+from .delta_rule import REGISTERS, TILE, Parts, Scores
 
 T = DTypeVar("T", bf16, f16)
 TIGHT = 128, 224  # as `REGISTERS`, of the scan of gradients: its state role has two products more
@@ -36,10 +36,10 @@ TIGHT = 128, 224  # as `REGISTERS`, of the scan of gradients: its state role has
 class Written(ChunkScan):
     """N, U and the states after chunks; the ring of P has the inverses."""
 
-    def prepare(self, beta: Any) -> None:
-        """What else passes from role to role: a ring of U, and that of b."""
+    def prepare(self, work: Any) -> None:
+        """What else passes from role to role: a ring of U, that of b, and the inverses."""
         self.u = self.pipe.ring(self.y.kind, writer=self.state, beside=self.y)
-        self.beta = beta
+        self.beta, self.t = work.betas, work.t
 
     def chunk(
         self, work: Any, place: Any, head: Any, tiles: Any, sums: Any, out: Any
@@ -53,7 +53,7 @@ class Written(ChunkScan):
         v = tc.load(v.tile.T)
         tc.mma_wait()
         tc.fma(u, -tc.load(self.a[head].tile, COLUMN), tc.cast(v, f32), out=u)
-        tc.mma_ABt(u, tc.cast(u, self.dtype), self.p[head], accumulate=False)
+        self.t.multiply(tc.mma_ABt, u, tc.cast(u, self.dtype))
         tc.mma_wait()
         made = tc.cast(u, self.dtype)
         tc.mul(u, tc.load(self.beta.tile, COLUMN), out=u)
@@ -91,6 +91,10 @@ class Kept(Scores):
 class Inverses(Kept):
     """(I + A0 diag(b))^-1."""
 
+    def __init__(self, scan: ChunkScan, tensors: Any, tiles: Any, gates: Any, split: bool):
+        super().__init__(scan, tensors, tiles, gates)
+        self.t = Parts(scan.p, scan, split)
+
     def scores(self, task: Any, at: At, head: int) -> tuple[Any, ...]:
         """The inverse; decays out of the state and into it."""
         k, kk = self.tiles[0], self.kk
@@ -105,7 +109,7 @@ class Inverses(Kept):
         last = tc.load(self.sums.tile.at(CHUNK - 1))
         tc.mma_wait()
         t = tc.tril_inverse(tc.mul(kk, factors, out=kk), accurate=False)
-        tc.store(self.scan.p, tc.cast(t, self.scan.dtype))
+        self.t.store(t)
         return None, tc.exp2(sums), tc.exp2(last - sums)
 
 
@@ -114,6 +118,7 @@ def delta_rule_written(
     K: gl[T, "B", "Hk", "T", "K"], V: gl[T, "B", "H", "T", "V"], Beta: gl[f32, "B", "H", "T"],
     N: gl[T, "B", "H", "T", "V"], U: gl[T, "B", "H", "T", "V"], *args, dim=128, stages=3, g=False,
     packed=False, start=False, end=False, checkpoints=False, registers=REGISTERS, depth=4,
+    split=True,
 ):  # fmt: skip
     """What tokens write, `n_t = b_t u_t`, and states f32 [sequences, H, K, V] before and after.
 
@@ -129,8 +134,8 @@ def delta_rule_written(
                    packed=packed, turns=2, registers=registers)  # fmt: skip
     k = scan.pipe.input(st[K.dtype, CHUNK, dim])
     v = scan.pipe.input(st[K.dtype, CHUNK, CHUNK])
-    work = Inverses(scan, (K, V), (k, v), (gates, Beta))
-    scan.prepare(work.betas)
+    work = Inverses(scan, (K, V), (k, v), (gates, Beta), split)
+    scan.prepare(work)
     if checkpoints:
         work.keep(V.rows, kept)
     turned = [None if x is None else x.permute(0, 1, 3, 2) for x in states]
@@ -167,7 +172,7 @@ class Gradient(ChunkScan):
         tc.mma_wait(1)
         if self.packed:
             tc.mask_cols(x, rows, 0.0)
-        tc.mma_AB(x, tc.cast(x, self.dtype), self.t, accumulate=False)
+        self.t.multiply(tc.mma_AB, x, tc.cast(x, self.dtype))
         tc.mma_wait()
         self._sum(place, x, 0)
         tc.mul(x, tc.load(self.beta.tile, COLUMN), out=x)
@@ -196,15 +201,17 @@ class Turned(Kept):
     Args:
         scan, tensors, tiles, gates: of Q, K and dO: see `Scores`.
         others: tensors U and V, and their tiles.
-        scale: of P.
+        scale: of P. split: see `Parts`.
     """
 
     def __init__(
-        self, scan: ChunkScan, tensors: Any, tiles: Any, gates: Any, others: Any, scale: Any
-    ):
+        self, scan: ChunkScan, tensors: Any, tiles: Any, gates: Any, others: Any, scale: Any,
+        split: bool,
+    ):  # fmt: skip
         super().__init__(scan, tensors, tiles, gates)
         self.others, self.scale, self.qk = others, scale, tc.empty(TILE)
-        self.t = scan.pipe.ring(st[scan.dtype, CHUNK, CHUNK], writer=scan.score, beside=scan.p)
+        t = scan.pipe.ring(st[scan.dtype, CHUNK, CHUNK], writer=scan.score, beside=scan.p)
+        self.t = Parts(t, scan, split)
 
     def load(self, task: Any, at: At) -> None:
         """Q, K, dO, and columns of U and V."""
@@ -230,7 +237,7 @@ class Turned(Kept):
             tc.mask_rows(p, at.rows, 0.0)
         tc.store(self.scan.p, tc.cast(p, self.scan.dtype))
         tc.mul(tc.mul(kk, beta, out=kk), factors, out=kk)
-        tc.store(self.t, tc.cast(tc.tril_inverse(kk, accurate=False), self.scan.dtype))
+        self.t.store(tc.tril_inverse(kk, accurate=False))
         return None, tc.exp2(last - sums), tc.exp2(sums)
 
 
@@ -241,6 +248,7 @@ def delta_rule_gradient(
     dV: gl[T, "B", "H", "T", "V"], dBeta: gl[f32, "B", "H", "blocks", "T"],
     Dots: gl[f32, "B", "H", "blocks", "T"], scale: f32, *args, dim=128, stages=2, g=False,
     packed=False, start=False, end=False, checkpoints=False, registers=TIGHT, depth=2,
+    split=True,
 ):  # fmt: skip
     """dV, and of blocks of 64 columns of V the parts of dBeta and of the products of V and dV.
 
@@ -257,7 +265,7 @@ def delta_rule_gradient(
                     packed=packed, turns=2, registers=registers, reverse=True)  # fmt: skip
     q, k = (scan.pipe.input(st[K.dtype, CHUNK, dim]) for _ in range(2))
     do, u, v = (scan.pipe.input(st[K.dtype, CHUNK, CHUNK]) for _ in range(3))
-    work = Turned(scan, (Q, K, dO), (q, k, do), (gates, Beta), ((U, V), (u, v)), scale)
+    work = Turned(scan, (Q, K, dO), (q, k, do), (gates, Beta), ((U, V), (u, v)), scale, split)
     scan.prepare(work, scale, (u, v), (dBeta, Dots))
     if checkpoints:
         work.keep(V.rows, kept, met)
