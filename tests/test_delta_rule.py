@@ -124,18 +124,20 @@ def test_decays(g, norm):
 
 @pytest.mark.parametrize(
     ("keys", "beta"),
-    [(identical, 2.0), (correlated, 1.0), (orthogonal, 2.0), (zero, None),
+    [(identical, 2.0), (identical, 1.9), (correlated, 1.0), (orthogonal, 2.0), (zero, None),
      *full(*((keys, beta) for keys in (identical, correlated, orthogonal, zero)
              for beta in (0.0, 0.5, 1.0, 2.0)))],
 )  # fmt: skip
 def test_keys(keys, beta):
     """With beta 2 a token reflects the state, and nothing is forgotten; where keys are alike too it
-    undoes what the one before it wrote, and roundings of all tokens of a chunk add up."""
-    worst = LIMIT
-    if beta == 2.0:
-        worst = 0.05 if keys in (correlated, identical) else 2 * LIMIT
+    undoes what the one before it wrote, and roundings of all tokens of a chunk add up. With 1.9 a
+    chunk should forget what was before: with T rounded once it grew by a third (error 1.3)."""
+    worst, length = LIMIT, 150
+    if beta in (1.9, 2.0):
+        worst = 0.08 if keys in (correlated, identical) else 2 * LIMIT
+        length = 400 if beta == 1.9 else length
     bounds = (0, 1) if beta is None else (beta, beta)
-    check(1, 1, (64, 64), [150], keys=keys, beta=uniform(*bounds), g=None, limit=worst)
+    check(1, 1, (64, 64), [length], keys=keys, beta=uniform(*bounds), g=None, limit=worst)
 
 
 def test_packed_sequences():

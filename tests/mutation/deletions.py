@@ -17,6 +17,7 @@ SYNC = {
     "fence.proxy.async": "makes writes by threads visible to the async proxy",
     "bar.sync": "threads wait for each other",
     "bar.arrive": "threads let others go on",
+    "bar.warp.sync": "lanes of a warp wait for each other",
     "bar.red": "threads meet, and learn what one of them knows",
     "atom.release": "a CTA arrives at a counter, behind what it has stored",
     "fence.acq_rel": "what other CTAs have stored is before what follows",
@@ -30,7 +31,9 @@ SYNC = {
     "setmaxnreg.inc": "a consumer takes registers",
 }
 # Opcodes whose `.sync` says only that a warp executes them together: they move or compute data.
-DATA = ("shfl.sync", "stmatrix.sync", "ldmatrix.sync", "wgmma.mma_async")
+DATA = (
+    "shfl.sync", "stmatrix.sync", "ldmatrix.sync", "wgmma.mma_async", "mma.sync", "movmatrix.sync",
+)  # fmt: skip
 
 _FAMILIES = {
     "mbarrier", "bar", "barrier", "fence", "membar", "setmaxnreg", "griddepcontrol", "nanosleep",

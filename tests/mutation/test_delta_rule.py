@@ -29,15 +29,19 @@ EQUIVALENT = {
     "state: setmaxnreg.inc #1": "only ptxas can object",
     "score: wgmma.fence #2": "no register of Q K^T is touched behind the fence before K K^T",
     "score: fence.proxy.async #1": "threads alone read these vectors; P has its own fence",
+    **{f"score: bar.warp.sync #{n}": "lanes of a warp run together in the machine: it cannot see it"
+       for n in range(1, 5)},
     "score: bar.sync #2": "scratch is next written behind the barrier that spreads vectors",
     "score: bar.sync #6": "scratch is next written behind the barrier before the stage is freed",
     "score: bar.sync #7": "threads read the stage last before the barriers of the inverse",
     "state: wgmma.fence #2": "no register of S^T K^T is touched behind the fence before S^T Q^T",
     "state: mbarrier.try_wait #2": "the score role has waited for the stage, and handed P on since",
     "state: wgmma.commit_group #1": "the next one closes both groups, which are waited for together",
-    "state: wgmma.fence #5": "no register of the update is touched behind the fence before Y's",
+    "state: wgmma.commit_group #3": "as the first: products with both parts of T",
+    "state: wgmma.fence #4": "no register is touched between the products with both parts of T",
+    "state: wgmma.fence #6": "no register of the update is touched behind the fence before Y's",
     "state: wgmma.wait_group #3": "values of the state have waited for all products",
-}
+}  # fmt: skip
 SEEDS = (0, 1, 2)
 TOKENS, HEADS, WIDTH = 300, 2, 64  # five chunks, the last not whole; two tasks of one CTA
 FAR = 6.3e-3  # as in tests/test_delta_rule.py
