@@ -36,7 +36,7 @@ EQUIVALENT = {
     "score: bar.sync #7": "threads read the stage last before the barriers of the inverse",
     "state: wgmma.fence #2": "no register of S^T K^T is touched behind the fence before S^T Q^T",
     "state: mbarrier.try_wait #2": "the score role has waited for the stage, and handed P on since",
-    "state: wgmma.commit_group #1": "the next one closes both groups, which are waited for together",
+    "state: wgmma.commit_group #1": "the next one closes both groups",
     "state: wgmma.commit_group #3": "as the first: products with both parts of T",
     "state: wgmma.fence #4": "no register is touched between the products with both parts of T",
     "state: wgmma.fence #6": "no register of the update is touched behind the fence before Y's",
