@@ -259,7 +259,7 @@ def attention_backward(
     v = pipe.input(st[K.dtype, ROWS, dim_v], count=consumers, ring="keys", rate="task")
     q, do = (pipe.input(st[K.dtype, tile_q, d]) for d in (dim, dim_v))
     lse, delta = (pipe.input(sv[f32, tile_q]) for _ in range(2))
-    wide = {x: d // piece[1] for x, d in (("dk", dim), ("dv", dim_v)) if x in grads}
+    wide = {x: d // piece[1] for x, d in (("dv", dim_v), ("dk", dim)) if x in grads}
     out = {d: pipe.output(st[K.dtype, ROWS, d]) for d in dict.fromkeys(wide.values())}
     work = Consumer(pipe, consumers, k, v, q, do, lse, delta, sight, mods, tc.var(0), held, turns,
                     wide, piece, "dq" in grads, biased and partial(ADDS[biased], tensor=bias))
