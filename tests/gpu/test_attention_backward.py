@@ -101,6 +101,10 @@ def test_gradients_of_random_problems(problem):
         assert all(torch.equal(x, y) for x, y in zip(found, again, strict=True))
 
 
+def well_before(at):
+    return at.keys <= at.queries - 20
+
+
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("shape", [(4, 300, 200), (1, 200), (2, 1, 1, 200)], ids=str)
 @pytest.mark.parametrize("dim", [64, 128, 256])
@@ -112,17 +116,18 @@ def test_biases_and_sinks_have_gradients(dim, shape, deterministic):
     bias, sinks = torch.randn(*shape, device="cuda"), torch.randn(4, device="cuda")
     seen, wide = np.arange(200) <= np.arange(300)[:, None] - 20, bias.double().cpu().numpy()
     exact = gradients(q, k, v, dout, seen=seen, score=lambda s: (s + wide, 1.0), sinks=sinks)
-    *found, db, dz = tc.attention_backward(
-        dout, q, k, v, *forward_of(exact, torch.bfloat16), bias=bias, sinks=sinks,
-        mask_mod=lambda at: at.keys <= at.queries - 20, deterministic=deterministic,
-        bias_grad=True, sinks_grad=True,
-    )  # fmt: skip
-    check(found, exact, torch.bfloat16)
-    assert_close(dz, exact.dz, np.float32)
     full = (1,) * (4 - len(shape)) + shape
     axes = tuple(axis for axis in (0, 1, 2) if full[axis] == 1)
     parts = (x.sum(axes).reshape(shape) for x in (exact.db.value, exact.db.error))
-    assert_close(db, Reference(*parts), np.float32)
+    wanted = Reference(*parts)
+    for _ in range(2):  # the second call is made ready
+        *found, db, dz = tc.attention_backward(
+            dout, q, k, v, *forward_of(exact, torch.bfloat16), bias=bias, sinks=sinks,
+            mask_mod=well_before, deterministic=deterministic, bias_grad=True, sinks_grad=True,
+        )  # fmt: skip
+        check(found, exact, torch.bfloat16)
+        assert_close(dz, exact.dz, np.float32)
+        assert_close(db, wanted, np.float32)
 
 
 @pytest.mark.parametrize("causal", [False, "bottom-right"])
