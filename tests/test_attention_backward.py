@@ -204,6 +204,8 @@ def test_gradients_made_by_several_launches(monkeypatch, line):
     check((1, 2, 1, 70, 130), 128, seen=j >= i - 20, window=(20, None))
     if line == 4:
         check((1, 1, 1, 40, 70), 192, dim_v=256)
+    if line == 5:  # of two parts of dQ, which two consumers shared
+        check((1, 2, 1, 70, 130), 64, seen=j >= i - 20, window=(20, None), deterministic=True)
     if line == 1:
         test_a_bias_has_a_gradient((2, 1, 100, 200), {"softcap": 2.0})
 

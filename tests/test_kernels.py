@@ -1,6 +1,7 @@
 """Every shipped kernel on the PTX machine against float64: right, and without a report."""
 
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import reference
 from cases import CASES, Case, bases, outside, views
 
 import tilecat as tc
-from tilecat import gemm_choice
+from tilecat import gemm_choice, kernels
 from tilecat.errors import LayoutError
 from tilecat.kernels import KERNELS, Shape
 from tilecat.kernels.row_specs import ROWS
@@ -136,3 +137,11 @@ def test_a_new_shape_compiles_nothing_whatever_its_log_sum_exp_looks_like():
         reference.assert_close(args[4], expected(case, args)[1], np.float32)
         before.append(spec.kernel.compiles)
     assert len(set(before)) == 1, before
+
+
+@pytest.mark.parametrize(("name", "limit"), [("attention", 101), ("attention_forward", 200),
+                                             ("attention_backward", 300)])  # fmt: skip
+def test_attention_stays_short(name, limit):
+    """Lines of the module, its text at the top among them: 21 of the compact one are no code."""
+    source = Path(kernels.__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
+    assert len(source.splitlines()) <= limit

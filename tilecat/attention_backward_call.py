@@ -32,14 +32,16 @@ APART = 192  # columns from which registers hold dK or dV of 64 keys, not both: 
 APART_BENT = 128  # of scores that have a slope, and of windows with scores that change
 # What launches make, and of how many columns at a time: each line's hold less in registers than
 # those of the line before. Where they are not enough still, which depends on what changes scores,
-# the next runs.
+# the next runs. The last one's have a consumer each, which may hold most, 255 a thread.
 DQ, DK, DV = (("dq",), 256), (("dk",), 256), (("dv",), 256)
-LINES: tuple[tuple[tuple[tuple[str, ...], int], ...], ...] = (
-    ((("dq", "dk", "dv"), 256),),
-    (DV, (("dq", "dk"), 256)),
-    (DV, DK, DQ),
-    ((("dv",), 128), (("dk",), 128), DQ),
-    ((("dv",), 64), (("dk",), 64), DQ),
+PARTS = (("dv",), 64), (("dk",), 64), DQ
+LINES: tuple[tuple[dict[str, Any], tuple[tuple[tuple[str, ...], int], ...]], ...] = (
+    ({}, ((("dq", "dk", "dv"), 256),)),
+    ({}, (DV, (("dq", "dk"), 256))),
+    ({}, (DV, DK, DQ)),
+    ({}, ((("dv",), 128), (("dk",), 128), DQ)),
+    ({}, PARTS),
+    ({"consumers": 1, "held": False}, PARTS),
 )
 PANEL = 64  # columns, 128 bytes: parts of a shared tile are whole panels
 _fitting: dict[Any, int] = {}  # how many lines further than the first to try
@@ -124,8 +126,7 @@ def _run(
     check_positive("scale", scale, SCALE_HINT)
     edges, args = options.edges()
     mods, more = options.mods(shape)
-    if sinks is not None:
-        check_array("sinks", sinks, shape[1:2], ("f32",), "H")
+    _ = sinks is None or check_array("sinks", sinks, shape[1:2], ("f32",), "H")
     wide = {"dim": tile_dim(dims[0]), "dim_v": tile_dim(dims[1])}
     bent = _has_slope(options) or edges.left and mods.score is not None
     config = {"tile_q": ROWS, **CONFIGS[max(wide.values())]}
@@ -164,7 +165,8 @@ def _run(
         made = [Launch(kernel, operands, main_args, params | more) for more in line]
         return _ran([before, *made, after])
 
-    lines = [_pieces(line, **wide) for line in LINES[apart:]]
+    ends = None if rows == ROWS else -1  # the last are not for blocks of more queries
+    lines = [_pieces(*line, **wide) for line in LINES[apart:ends]]
     launches = first_that_fits(kernel, _fitting, (dtype, *params.values()), lines, run)
     remember(key, given, makers, (*gradients, *made[3:]), launches)
     return made
@@ -202,7 +204,7 @@ def _workspace(
 
 
 def _pieces(
-    line: tuple[tuple[tuple[str, ...], int], ...], dim: int, dim_v: int
+    params: dict[str, Any], line: tuple[tuple[tuple[str, ...], int], ...], dim: int, dim_v: int
 ) -> tuple[dict[str, Any], ...]:
     """Parameters of the launches of a line: parts of columns are whole panels."""
     found: list[dict[str, Any]] = []
@@ -210,7 +212,7 @@ def _pieces(
         cols = dim_v if grads == ("dv",) else dim
         counts = (n for n in range(-(-cols // most), cols // PANEL + 1) if cols % (n * PANEL) == 0)
         count = next(counts, 1)
-        found += ({"grads": grads, "piece": (n, count)} for n in range(count))
+        found += ({**params, "grads": grads, "piece": (n, count)} for n in range(count))
     return tuple(found)
 
 

@@ -28,7 +28,7 @@ import tilecat as tc
 from tilecat import DTypeVar, bf16, f16, f32, gl, inout, rt, rv, st, sv
 
 from ..language.values import RegTile
-from .attention_keys import keys_tile, parts_of, ranges_of, scores, tasks_of
+from .attention_keys import keys_tile, ranges_of, scores, tasks_of
 from .attention_rows import ROWS
 from .attention_scores import Edges, Mods
 from .score_mods import At
@@ -37,7 +37,7 @@ T = DTypeVar("T", bf16, f16)
 MEETING = 9  # named barrier where dS of all consumers is there
 COLUMNS = 64  # whose statistics are in registers at a time
 REGISTERS = 240  # of a consumer of two: what setmaxnreg leaves beside a producer with 24
-ADDS = {"scores": At.add, "keys": At.add_keys}  # to the bias's gradient, by what a bias is of
+ADD = {"scores": At.add, "keys": At.add_keys}  # to the bias's gradient, by what a bias is of
 PLAIN, UNCHANGED, ALL = Edges(), Mods(), ("dq", "dk", "dv")
 
 
@@ -48,6 +48,7 @@ class Consumer:
     Args:
         pipe: the pipeline.
         count: consumers.
+        parts: in which the columns of 64 rows of dQ are made.
         k, v, q, do, lse, delta: its inputs.
         sight: which keys queries see.
         mods: what changes scores.
@@ -62,6 +63,7 @@ class Consumer:
 
     pipe: Any
     count: int
+    parts: int
     k: Any
     v: Any
     q: Any
@@ -81,7 +83,7 @@ class Consumer:
     def __post_init__(self) -> None:
         """Its registers and shared memory."""
         dtype, rows, dim = self.q.kind.dtype, self.q.kind.rows, self.q.kind.cols
-        self.rows, self.tall, self.parts = rows, rows // ROWS, parts_of(dim, rows, self.count)
+        self.rows, self.tall = rows, rows // ROWS
         self.cuts = self.parts * self.tall // self.count  # of its share of dQ, one after another
         self.late = rows > ROWS  # P is rounded after dS, with fewer registers
         self.sides = min(self.count, 2)
@@ -243,7 +245,7 @@ def attention_backward(
 ):  # fmt: skip
     """dK, dV, and dQ / scale added to Sums: parts of 64 queries, in register order.
 
-    args: starts, if packed; counters, 0, if ordered; if biased (see ADDS) its gradient; others'.
+    args: starts, if packed; counters, 0, if ordered; if biased (see ADD) its gradient; others'.
     """
     tc.grid_wait()
     tc.grid_launch()
@@ -253,7 +255,7 @@ def attention_backward(
     sight = edges.sight(args, ROWS, Q.size(2), K.size(2))
     walked = replace(sight, edges=PLAIN) if ordered else sight  # a turn of each tile
     tasks = tasks_of(order, walked, K, group, (dim, tall, tile_q), starts)
-    mods, parts = mods.take(args, scale), parts_of(dim, tile_q, consumers)
+    mods, parts = mods.take(args, scale), ROWS * dim // part
     pipe = tc.lcf(consumers=consumers, stages=stages, tasks=tasks, steps=1, registers=REGISTERS)
     k = pipe.input(keys_tile(K.dtype, dim, parts), count=consumers, ring="keys", rate="task")
     v = pipe.input(st[K.dtype, ROWS, dim_v], count=consumers, ring="keys", rate="task")
@@ -261,8 +263,8 @@ def attention_backward(
     lse, delta = (pipe.input(sv[f32, tile_q]) for _ in range(2))
     wide = {x: d // piece[1] for x, d in (("dv", dim_v), ("dk", dim)) if x in grads}
     out = {d: pipe.output(st[K.dtype, ROWS, d]) for d in dict.fromkeys(wide.values())}
-    work = Consumer(pipe, consumers, k, v, q, do, lse, delta, sight, mods, tc.var(0), held, turns,
-                    wide, piece, "dq" in grads, biased and partial(ADDS[biased], tensor=bias))
+    work = Consumer(pipe, consumers, parts, k, v, q, do, lse, delta, sight, mods, tc.var(0), held,
+                    turns, wide, piece, "dq" in grads, biased and partial(ADD[biased], tensor=bias))
 
     @pipe.begin
     def _(task):
