@@ -166,7 +166,7 @@ def _run(
         return _ran([before, *made, after])
 
     ends = None if rows == ROWS else -1  # the last are not for blocks of more queries
-    lines = [_pieces(*line, **wide) for line in LINES[apart:ends]]
+    lines = [_pieces(*line, wide["dim"], wide["dim_v"]) for line in LINES[apart:ends]]
     launches = first_that_fits(kernel, _fitting, (dtype, *params.values()), lines, run)
     remember(key, given, makers, (*gradients, *made[3:]), launches)
     return made
