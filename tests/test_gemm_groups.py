@@ -43,6 +43,20 @@ def close(actual, chain):
     reference.assert_close(actual, reference.Reference(chain.value, chain.error), actual.dtype)
 
 
+def test_consumers_take_the_tiles_of_groups_in_turn(monkeypatch):
+    """As `tc.matmul` chooses for many rows."""
+    turns = {"tile_m": 128, "tile_n": 128, "stages": 4, "group": 8, "pingpong": 1}
+    monkeypatch.setattr(tc.operators, "choose", lambda problem: turns)
+    counts, n = (0, 130, 70), 136
+    a, b, ends = operands(counts, n, 40)
+    out = np.full((*a.shape[:-1], n), np.nan, BF16)
+    bias = np.linspace(-1, 1, len(counts) * n, dtype=np.float32).reshape(-1, n)
+    tc.grouped_matmul(a, b, out, ends=ends, epilogue=((E.bias, bias), E.relu))
+    for group, left, made in parts(counts, a, out, True):
+        exact = left.astype(float) @ b[group].astype(float) + bias[group]
+        assert np.abs(made.astype(float) - np.maximum(exact, 0)).max() < 2**-7 * np.abs(exact).max()
+
+
 @pytest.mark.parametrize("ends", [True, False], ids=["ends", "counts"])
 @pytest.mark.parametrize("counts", COUNTS, ids=str)
 @pytest.mark.parametrize(

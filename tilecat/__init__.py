@@ -53,6 +53,7 @@ from .language.debug import print_ as print
 from .language.derivatives import derivative
 from .language.features import taylor_features, taylor_gradient, taylor_order
 from .language.functions import (
+    allow_spills,
     cast,
     empty,
     fill,
@@ -215,6 +216,7 @@ from .ssd_call import ssd
 __version__ = "0.1.0"
 
 __all__ = [
+    "allow_spills",
     "ArchError",
     "add_to_peer",
     "apply_rotary",

@@ -219,7 +219,7 @@ def _modelled(problem: Problem) -> dict[str, int]:
         # groups' tiles have a power of 2 of rows (`plan_groups`).
         if tile_n <= problem.widest and (problem.plain and not problem.grouped or tile_m <= 128)
         and (tile_n % problem.block == 0 or problem.block % tile_n == 0)
-        and not (turns and (problem.block > 1 or problem.grouped))
+        and not (turns and problem.block > 1)
     ]  # fmt: skip
     fitting = [params for params in fitting if held(params) <= problem.sums]
     if problem.block > 1 and not problem.grouped:

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -157,6 +158,10 @@ def test_assemble_rejects_spills():
     assert allowed.spill_bytes > 100
     assert allowed.from_cache
     assert str(allowed.spill_bytes) in text
+    few = replace(spilling(), spill_bytes=allowed.spill_bytes)
+    assert compile.assemble(few).spill_bytes == allowed.spill_bytes
+    with pytest.raises(ResourceError, match="must not spill"):
+        compile.assemble(replace(few, spill_bytes=allowed.spill_bytes - 1))
 
 
 def test_assemble_rejects_lost_performance_at_the_users_line():

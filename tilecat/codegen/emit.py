@@ -39,6 +39,7 @@ def generate(checked: CheckedKernel) -> PtxModule:
         sites=tuple(writer.sites),
         tasks=kernel.facts.get("tasks"),
         every_task=bool(kernel.facts.get("launch_control")),
+        spill_bytes=int(kernel.facts.get("spill_bytes", 0)),
     )
 
 

@@ -105,6 +105,7 @@ class PtxModule:
         sites: what its prints, assertions and limited waits are, by number.
         tasks: clusters of its grid, one a task; None for as many as the device holds.
         every_task: whether no other grid will do: a cluster of the grid is what a task is.
+        spill_bytes: of a thread that ptxas may keep in local memory.
     """
 
     text: str
@@ -120,6 +121,7 @@ class PtxModule:
     sites: tuple[DebugSite, ...] = ()
     tasks: Count | None = None
     every_task: bool = False
+    spill_bytes: int = 0
 
     def check_grid(self, given: int | tuple[int, ...], args: Sequence[Any]) -> None:
         """Refuses a grid of which tasks would be missing.

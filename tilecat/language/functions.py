@@ -6,7 +6,7 @@ from typing import Any
 
 from ..builder import add, current
 from ..dtypes import DType
-from ..errors import DTypeError, LayoutError
+from ..errors import DTypeError, LayoutError, ResourceError
 from ..ir import SameExtent, Scope, Value
 from ..ops.convert import Cast
 from ..ops.elementwise import AllocRegisters, Fill
@@ -170,6 +170,26 @@ def require_feature(feature: str, what: str, hint: str | None = None) -> None:
     Example: `tc.require_feature("tma", "this kernel")`
     """
     current().arch.require(feature, what, hint)
+
+
+def allow_spills(num_bytes: int) -> None:
+    """Accepts a kernel that ptxas makes keep up to so many bytes a thread in local memory.
+
+    Nothing else does: a spill in a main loop costs more than most. For what is done once a task.
+
+    Args:
+        num_bytes: of a thread, all of the kernel's spills together.
+
+    Raises:
+        ResourceError: not a number of bytes.
+
+    Scope: any. PTX: none.
+    """
+    if isinstance(num_bytes, bool) or not isinstance(num_bytes, int) or num_bytes < 0:
+        raise ResourceError(
+            f"allow_spills: num_bytes is a compile-time int from 0 up, got {num_bytes!r}"
+        )
+    current().kernel.facts["spill_bytes"] = num_bytes
 
 
 def require(condition: bool, message: str, hint: str | None = None) -> None:

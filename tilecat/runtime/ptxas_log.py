@@ -138,7 +138,7 @@ def spill_error(module: PtxModule, log: str, loc: Loc | None) -> ResourceError:
         f"{found.spill_bytes} bytes a thread spilled at {found.registers} registers a thread "
         f"({module.threads} threads, min_blocks={module.min_blocks}, {module.target})",
         loc=loc,
-        hint="use smaller tiles or more consumer warpgroups, or accept it: allow_spills=True",
+        hint="use smaller tiles or more consumer warpgroups, or accept it: tc.allow_spills(bytes)",
     )
 
 

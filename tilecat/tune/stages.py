@@ -52,7 +52,8 @@ def compile_all(
         processes: workers at a time.
         report: takes jobs done and jobs in all.
         command: of a worker.
-        deadline: of `time.monotonic`, after which no job starts; what is left is not usable.
+        deadline: of `time.monotonic`, after which no process takes another job; what is left is not
+            usable.
 
     Returns:
         What was found, by layout.
@@ -67,13 +68,15 @@ def compile_all(
         nonlocal done
         worker = Worker(command)
         try:
-            while time.monotonic() < deadline:
+            while True:
                 job = waiting.get_nowait()
                 answers = _compile(worker, job)
                 with lock:
                     _take(found[job["layout"]], answers)
                     done += 1
                     report(done, len(jobs))
+                if time.monotonic() > deadline:
+                    break
         except queue.Empty:
             pass
         finally:
