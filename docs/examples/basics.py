@@ -26,7 +26,7 @@ BASICS = Family(
     ("kernel", "KernelFunction", "kernel.__call__", "kernel.compile", "kernel.simulate",
      "compiled", "compiled.ir", "compiled.ptx", "compiled.cubin", "compiled.sass",
      "compiled.resources", "require", "require_extent",
-     "require_feature"),
+     "require_feature", "allow_spills"),
     (
         E("kernel kernel.__call__ KernelFunction",
           DOUBLE + "double(x, y, grid=2)  # NumPy arrays: the PTX machine; CUDA tensors: the GPU",
@@ -54,6 +54,16 @@ def adds(X: tc.inout[f32, "M", 64], *vectors):
 
 x, ones = np.zeros((64, 64), np.float32), np.ones(64, np.float32)
 adds(x, ones, ones, grid=1)
+""", "(x == 2).all()"),
+        E("allow_spills", """
+@tc.kernel
+def doubled(X: inout[f32, "M", "N"]):
+    tc.allow_spills(16)  # bytes of a thread: more is refused, where the GPU's text is assembled
+    with tc.warpgroup():
+        tc.store(X[0, 0], tc.load(X[0, 0], rt[f32, 64, 64]) * 2.0)
+
+x = np.ones((64, 64), np.float32)
+doubled(x, grid=1)
 """, "(x == 2).all()"),
         E("require_feature", """
 @tc.kernel
