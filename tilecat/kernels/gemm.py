@@ -135,6 +135,13 @@ def depths(stages):
     return stages if isinstance(stages, tuple) and len(stages) == 2 else (None, stages)
 
 
+def shares(n, stacked, pingpong, epilogue):
+    """Of a task's `n` tiles of 64 rows those of a consumer, and the number of consumers."""
+    if pingpong and epilogue:
+        tc.allow_spills(SPILL_BYTES)
+    return (n, 2) if pingpong else (stacked, n // stacked)
+
+
 def sums_of(pipe, dtype, cols, products, count):
     """A consumer's accumulators: of each of `count` tiles of 64 rows, one a product."""
     acc = pipe.accumulator(dtype, 64, cols)
@@ -194,13 +201,11 @@ def matmul(A: gl[TA, ..., "M", "K"], B: gl[TB, ..., "K", "N"], C: inout[TC, ...,
     needs, (of_a, stages) = 2 * groups + second + 2 * bool(block_scales), depths(stages)
     require_params(args, epilogue, tile_m, cache, stacked, needs)
     n, tile_k = tile_m // 64, tile_k or STEP_BYTES // A.dtype.nbytes
-    each, consumers = (n, 2) if pingpong else (stacked, n // stacked)
+    each, consumers = shares(n, stacked, pingpong, epilogue)
     tasks, shared, args = tasks_of(A, B, C, args, tile_m=tile_m, tile_n=tile_n, tile_k=tile_k,
                                    group=group, cluster=cluster, groups=groups, order=order,
                                    split_k=split_k, stream_k=stream_k, pingpong=pingpong,
                                    block_scales=block_scales, one=persistent is True and not second)
-    if pingpong and epilogue:
-        tc.allow_spills(SPILL_BYTES)
     pipe = tc.lcf(consumers=consumers, stages=stages, tasks=tasks, steps=tc.cdiv(A.cols, tile_k),
                   pingpong="tasks" if pingpong else False, cluster=tasks.cluster, pairs=pairs,
                   persistent=persistent, wide_k=wide_k, collectors=collectors, early_a=early_a,
