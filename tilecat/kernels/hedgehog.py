@@ -8,7 +8,7 @@ Of tokens i in block c of 64, with m_i the largest score that i sees in its wind
 
 The scan of `chunk_scan` with a state that lags a block behind: it takes in the block that leaves
 the window, the one before the chunk's, of which the state role still has V^T in registers, and
-features of its keys in shared memory; the score role has a copy of K. With ' for that block,
+features of its keys in shared memory; K is loaded for the score role again. With ' for that block,
 
     Y^T = V'^T P'^T + V^T P^T + S^T phi(Q)^T        S^T = S^T + V'^T phi(K')
 
@@ -37,7 +37,7 @@ MAP = 64  # columns of a map
 FEATURES = 2 * MAP
 NORM_EPS = 1e-6  # added to sums of weights, as ThunderKittens' reference does
 # Of the score role, and of each warpgroup of the state role, of which there are one or two.
-REGISTERS = {1: (168, 216), 2: (104, 192)}
+REGISTERS = {1: (168, 216), 2: (120, 184)}
 MEETING = 9  # named barrier: of the state role's warpgroups; behind it one of each
 TILE, SUM = rt[f32, CHUNK, CHUNK], rv[f32, MAP, "col"]
 
@@ -82,7 +82,7 @@ class Window(Recurrence):
     """Scores and features of both parts.
 
     Args:
-        scan: the core. tensors, tiles: of Q, K and V.
+        scan: the core. tensors: Q, K and V. tiles: of them, and of K of the block before.
         maps: tensors, of queries and of keys; the head's lie in shared memory.
         factors: tensors alpha and beta, f32 [heads]; beta is positive.
         scale: of scores.
@@ -97,7 +97,6 @@ class Window(Recurrence):
         self.given, self.weights, self.scale, self.counts = maps, factors, scale, counts
         dtype, pipe, score = scan.dtype, scan.pipe, scan.score
         self.maps = tc.shared(st[dtype, tiles[0].kind.cols, MAP], 2)
-        self.old = tc.shared(tiles[1].kind)
         self.taken = tc.shared(st[dtype, CHUNK, FEATURES])
         self.ones = tc.shared(st[dtype, CHUNK, 16])
         self.group = tensors[0].size(1) // tensors[1].size(1)
@@ -111,20 +110,21 @@ class Window(Recurrence):
 
     def load(self, task: Any, at: At) -> None:
         """Q of the head; K and V of its group."""
-        (q, k, v), (queries, keys, values) = self.tiles, self.tensors
+        (q, k, v, old), (queries, keys, values) = self.tiles, self.tensors
         head = task.head // self.group
         tc.load_async(q, queries.at(task.batch, task.head, at.row, 0))
         tc.load_async(k, keys.at(task.batch, head, at.row, 0))
+        tc.load_async(old, keys.at(task.batch, head, at.row - CHUNK, 0))
         for index in range(v.count):
             tc.load_async(v[index], values.at(task.batch, head, at.row, index * CHUNK))
 
     # ---- the score role
 
     def start(self, task: Any) -> None:
-        """The head's map of queries, and keys of no block."""
+        """The head's map of queries."""
         for row in range(0, self.maps[0].type.rows, CHUNK):
             self.take_map(task, 0, row)
-        self.keep(lambda part, parts: tc.zeros(self.before.type))
+        tc.sync()
 
     def take_map(self, task: Any, side: int, row: int) -> None:
         """64 rows of a map."""
@@ -133,14 +133,16 @@ class Window(Recurrence):
 
     def scores(self, task: Any, at: At, head: int) -> tuple[Any, ...]:
         """P and P', phi(Q), and beta over sums of weights; all are stored here."""
-        (q, k, _), near, far = self.tiles, self.near, self.far
+        (q, k, _, old), near, far = self.tiles, self.near, self.far
         alpha, beta = (tc.load(x.at(task.head), f32) for x in self.weights)
         tc.mma_ABt(near, q, k, accumulate=False)
-        tc.mma_ABt(far, q, self.old, accumulate=False)
+        tc.mma_ABt(far, q, old, accumulate=False)
         tc.mma_wait(1)
         near = tc.tril(near, value=-math.inf)
         top = tc.row_max(near)
         tc.mma_wait()
+        k.release()
+        old.release()
         with tc.when(at.number == 0):
             tc.fill(far, -math.inf)
         top = tc.row_max(far, top) * (self.scale * LOG2_E)
@@ -148,8 +150,8 @@ class Window(Recurrence):
         tc.mma_AB(near, q, self.maps[0], accumulate=False)
         weights = self.weigh(far, top, self.scan.p, weights)
         self.p.publish()
-        self.keep(lambda part, parts: tc.load(k.tile.part(part, parts)))
         tc.mma_wait()
+        q.release()
         made = (1, far), (-1, near)
         for part, (sign, out) in enumerate(made):
             phi = softmax(near, sign, out, alpha / beta)
@@ -166,13 +168,6 @@ class Window(Recurrence):
         tc.exp2(tc.fma(s, self.scale * LOG2_E, -top, out=s), out=s)
         tc.store(ring, tc.cast(s, self.scan.dtype))
         return tc.row_sum(s, before, partial=True)
-
-    def keep(self, part_of: Any) -> None:
-        """Keys for the next chunk, 64 columns after 64 columns."""
-        parts = self.old.type.cols // CHUNK
-        for part in range(parts):
-            tc.store(self.old.part(part, parts), part_of(part, parts))
-        tc.sync()
 
     # ---- the state role
 
@@ -247,9 +242,11 @@ def hedgehog(
         Q.dtype, tasks, slices=slices, stages=stages, depth=depth,
         registers=registers or REGISTERS[slices],
     )
-    q, k = (scan.pipe.input(st[Q.dtype, CHUNK, dim]) for _ in range(2))
-    v = scan.pipe.input(st[Q.dtype, CHUNK, CHUNK], count=slices)
-    work = Window(scan, (Q, K, V), (q, k, v), (QMap, KMap), (Alpha, Beta), scale,
+    pipe, tile = scan.pipe, st[Q.dtype, CHUNK, dim]
+    q, k = pipe.input(tile, ring="q"), pipe.input(tile, ring="k")
+    old = pipe.input(tile, ring="old", stages=1)
+    v = pipe.input(st[Q.dtype, CHUNK, CHUNK], ring="v", count=slices)
+    work = Window(scan, (Q, K, V), (q, k, v, old), (QMap, KMap), (Alpha, Beta), scale,
                   (args[1] if start else None, KS))  # fmt: skip
     states = (args[0] if start else None, KV)
     turned = [None if x is None else x.permute(0, 1, 3, 2) for x in states]
