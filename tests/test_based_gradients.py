@@ -96,13 +96,13 @@ def poisoned(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "length", [1, 130, *(pytest.param(n, marks=pytest.mark.full) for n in (63, 64, 65, 200, 300))]
+    "length", [130, *(pytest.param(n, marks=pytest.mark.full) for n in (1, 63, 64, 65, 200, 300))]
 )
 def test_lengths(length):
     check(length, states=length == 130)
 
 
-@pytest.mark.parametrize("length", [100, pytest.param(200, marks=pytest.mark.full)])
+@pytest.mark.parametrize("length", [70, pytest.param(200, marks=pytest.mark.full)])
 def test_divided(length):
     check(length, norm=True)
 
@@ -123,7 +123,7 @@ def test_no_races(reverse):
     do, q, k, v = arrays(130, 64, 2)
     out = np.full((1, *q.shape), np.nan, np.float32)
     given = (k, q, v, do) if reverse else (q, k, do, v)
-    for seed in range(3):
+    for seed in (0, 1, 2) if reverse else (1,):
         result = kernel.simulate(*given, out, 0.25, 0.5, reverse=reverse, grid=1, seed=seed)
         assert not result.reports, str(result)
         assert_near(out[0], exact(do, q, k, v, 0.25, False)[1 if reverse else 0], LIMIT)
