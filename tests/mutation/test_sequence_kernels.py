@@ -100,7 +100,25 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "gradient: wgmma.commit_group #3": CLOSED,
         "gradient: wgmma.fence #4": COVERED,
     },
-    "hedgehog": {},
+    "hedgehog": {
+        "producer: mbarrier.try_wait #4": "K's stage has been waited for, which the state role "
+        "gives back behind V's",
+        "producer: cp.async.bulk.commit_group #1": "the next one closes both groups",
+        "producer: cp.async.bulk.wait_group.read #2": "a ring of one stage has waited before",
+        "score: wgmma.fence #2": COVERED,
+        "score: mbarrier.try_wait #7": "sums of features have come, which the state role tells "
+        "when it has read the sums of weights before",
+        "score: bar.sync #2": "sums of features are written again behind sums of weights, of "
+        "which all threads have told",
+        "state: mbarrier.try_wait #1": "sums of weights have come, made of the sums before",
+        "state: wgmma.commit_group #1": CLOSED,
+        "state: wgmma.fence #2": COVERED,
+        "state: wgmma.fence #3": COVERED,
+        "state: wgmma.fence #4": COVERED,
+        "state: wgmma.fence #5": COVERED,
+        "state: mbarrier.try_wait #5": MADE,
+        "state: wgmma.fence #6": COVERED,
+    },
 }
 PROBLEMS = {"based": of_based, "gradients": of_gradients, "hedgehog": of_hedgehog}
 

