@@ -9,7 +9,7 @@ from .based_call import STAGES, STAGES_WITH_NORMS, check_based
 from .kernels.based import DIM, FEATURES, norm_gradients
 from .kernels.based import based as kernel
 from .kernels.based_gradient import based_gradient, sum_parts
-from .kernels.chunk_scan import CHUNK
+from .kernels.chunk_tasks import CHUNK
 from .ready import Launch, again, key_of
 from .runtime.arrays import ITEM_BYTES, allocator, view
 from .scan_call import ROW_BYTES, check, check_devices, run, whole_rows

@@ -8,7 +8,7 @@ from typing import Any
 from .delta_rule_call import DIMS, Call, turned
 from .errors import LayoutError
 from .kernels.checkpoints import number_of
-from .kernels.chunk_scan import CHUNK
+from .kernels.chunk_tasks import CHUNK
 from .kernels.delta_rule_backward import delta_rule_gradient, delta_rule_written
 from .kernels.delta_rule_norms import delta_rule_sums, delta_rule_units
 from .kernels.gate_gradients import gate_gradients

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from .errors import LayoutError
-from .kernels.chunk_scan import CHUNK
+from .kernels.chunk_tasks import CHUNK
 from .kernels.hedgehog import FEATURES, MAP
 from .kernels.hedgehog import hedgehog as kernel
 from .ready import Launch, again, key_of

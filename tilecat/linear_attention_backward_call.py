@@ -7,8 +7,8 @@ from typing import Any
 
 from .errors import LayoutError
 from .kernels.checkpoints import EVERY, number_of
-from .kernels.chunk_scan import CHUNK
-from .kernels.gate_gradients import gate_gradients, sum_gates
+from .kernels.chunk_tasks import CHUNK
+from .kernels.gate_gradients import checkpoint_products, gate_gradients, sum_gates
 from .linear_attention_call import Call, Scan, turned
 from .operators import num_sms
 from .ready import Launch, again
@@ -16,6 +16,7 @@ from .runtime.arrays import allocator, view
 from .scan_call import check, run
 from .scan_segments import Segments
 
+FULL = 128  # columns of a state whose scan has registers to multiply it by checkpoints
 CTAS = 8  # of `gate_gradients` an SM: with few heads, as many share one
 
 
@@ -114,10 +115,14 @@ def _beside(extents: tuple[int, ...], sequences: int, last: bool) -> Shapes:
     """Arrays that gradients of gates take: see `gate_gradients`."""
     batch, length, heads, dim, dim_v = extents
     parts, blocks = -(-dim // CHUNK), number_of(batch * length, sequences)
+    wide = dim_v > FULL
     found = {
         "outer": (batch, heads, parts, length), "inner": (batch, heads, parts, length),
-        "checkpoints": (blocks, heads, dim, dim_v), "products": (blocks, heads, parts),
+        "checkpoints": (blocks, heads, dim, dim_v),
+        "products": (blocks, heads, 1 if wide else parts),
     }  # fmt: skip
+    if wide:
+        found["others"] = found["checkpoints"]
     if last:
         found["last"] = (sequences, heads, dim_v, dim)
     return {name: (shape, "f32") for name, shape in found.items()}
@@ -150,7 +155,8 @@ class _Backward:
         points: list[tuple[Any, ...]] = [(), ()]
         if "outer" in made:
             dots = [(call.q, made["outer"]), (call.k, made["inner"])]
-            points = [(made["checkpoints"],), (made["checkpoints"], made["products"])]
+            kept = made["checkpoints"]
+            points = [(kept,), (made["others"],) if "others" in made else (kept, made["products"])]
         scans = (
             Scan(do, call.v, call.k, made["dq"], start, made.get("last"), dots[0], points[0]),
             Scan(call.v, do, call.q, made["dk"], d_end, None, dots[1], points[1], True),
@@ -182,9 +188,13 @@ class _Backward:
             (made["outer"], made["inner"], made["products"], turned(made["dg"])),
             (stripes, *packed, *before, *after), wanted,
         )  # fmt: skip
+        found: tuple[Launch, ...] = (gates,)
+        if "others" in made:
+            arrays = tuple(made[name] for name in ("checkpoints", "others", "products"))
+            found = (Launch(checkpoint_products, arrays, (call.factor,), {}), *found)
         if "d_gamma" not in made:
-            return (gates,)
-        return gates, Launch(sum_gates, (turned(made["dg"]), made["d_gamma"]), (), {})
+            return found
+        return *found, Launch(sum_gates, (turned(made["dg"]), made["d_gamma"]), (), {})
 
 
 def stripes_of(like: Any, rows: int, length: int) -> int:

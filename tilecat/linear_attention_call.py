@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .errors import LayoutError
+from .kernels.chunk_tasks import CHUNK, WHOLE
 from .kernels.linear_attention import linear_attention as kernel
 from .ready import Launch, again, key_of
 from .runtime.arrays import allocator, view
@@ -221,6 +222,16 @@ class Call:
             scan.start, scan.end, reverse=scan.reverse, turned=True,
         )  # fmt: skip
 
+    def tokens_of(self, scan: Scan, segments: Segments) -> int | None:
+        """Tokens of a segment; None where the kernel has none.
+
+        Of more than 128 features a sequence is one segment where it is not cut: ptxas 13.5 spills
+        the plain number of tasks, for want of a register.
+        """
+        length, dim = view(scan.q).shape[1], view(scan.q).shape[3]
+        whole = dim > WHOLE and self.starts is None
+        return segments.tokens or (-(-length // CHUNK) * CHUNK if whole else None)
+
     def _launch(
         self, scan: Scan, states: tuple[Any, Any], segments: Segments, local: bool, eased: bool
     ) -> Launch:
@@ -228,16 +239,15 @@ class Call:
         other = tuple(turned(x) for x in beside[:1]) + beside[1:]
         points = () if local else scan.checkpoints
         gates = () if self.g is None else (turned(self.g),)
-        cuts = (segments.tokens or None, segments.fades if local else None)
+        cuts = (self.tokens_of(scan, segments), segments.fades if local else None)
         rest = (self.gamma, *other, self.starts, *states, *points, *cuts)
         rest = (*gates, *(x for x in rest if x is not None))
         tensors = tuple(turned(x) for x in (scan.q, scan.k, scan.v, scan.out))
         batch, length, heads, dim = view(scan.q).shape
         count = batch if self.starts is None else max(view(self.starts).shape[0] - 1, 1)
-        no_tiles = (*points[1:], *cuts)  # numbers one by one
-        arrays = tuple(x for x in (*tensors, *rest) if not any(x is y for y in no_tiles))
+        features, columns = check_features(self.name, "K", dim), view(scan.v).shape[3]
         params = plan(
-            scan.q, arrays, check_features(self.name, "K", dim), view(scan.v).shape[3],
+            scan.q, (*tensors, *other[:1]), features, columns,
             (count * segments.count, heads), more=len(beside) // 2, eased=eased,
             gated=self.g is not None,
         )  # fmt: skip
@@ -245,8 +255,9 @@ class Call:
         wanted = {
             "g": self.g is not None, "gamma": self.gamma is not None, "dots": bool(beside),
             "packed": self.starts is not None, "start": start is not None,
-            "end": end is not None, "checkpoints": bool(points), "reverse": scan.reverse,
-            "segmented": bool(segments.tokens), "local": local,
+            "end": end is not None, "checkpoints": bool(points), "products": len(points) > 1,
+            "reverse": scan.reverse,
+            "segmented": cuts[0] is not None, "local": local,
         }  # fmt: skip
         return Launch(kernel, tensors, (self.factor, *rest), {**wanted, **params})
 

@@ -12,7 +12,7 @@ import numpy as np
 from .arch import ARCHS, DEFAULT_TARGET
 from .attention_call import is_short
 from .errors import DTypeError, LayoutError, ResourceError
-from .kernels.chunk_scan import CHUNK
+from .kernels.chunk_tasks import CHUNK
 from .operators import num_sms
 from .ready import Launch, remember
 from .runtime.arrays import ITEM_BYTES, ArrayView, allocator, check_address, tma_ok, view
@@ -29,6 +29,7 @@ FULL = 0.66  # of the SMs: fewer CTAs cannot take all of the memory's rate
 # to 128 features (docs/design/chunk-scan.md); together with the producer's all there are.
 REGISTERS = (96, 192)
 PAIRED = (80, 136)  # of one of two CTAs of an SM, with up to 64 features
+WIDE = (112, 240)  # of one warpgroup of the state role, with more than 128 features
 # Of two warpgroups of the score role that take chunks in turn, and of each of the state role.
 IN_TURN = {64: (88, 136), 128: (112, 200)}
 
@@ -162,8 +163,8 @@ def plan(
 
     Args:
         like: an array, for the device.
-        tensors: all that the kernel takes. Where TMA does not reach one, a warpgroup copies,
-            another stores, and a third would have too few registers.
+        tensors: all that the kernel takes tiles of. Where TMA does not reach one, a warpgroup
+            copies, another stores, and a third would have too few registers.
         features: columns of tiles of features.
         columns: of V.
         heads: sequences, and heads of each (of a group, where they share features).
@@ -194,6 +195,8 @@ def plan(
         arch.limit("shared_bytes_per_sm") // ctas - arch.limit("shared_bytes_reserved")
     )  # fmt: skip
     registers = PAIRED if ctas > 1 else REGISTERS if count * slices > 1 else (None, None)
+    if features > 128 and not eased and all(reached(x) for x in tensors):
+        registers = WIDE
     if turns == 2:
         registers = IN_TURN[64 if features <= 64 else 128]
     return {

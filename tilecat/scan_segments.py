@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .kernels.chunk_scan import CHUNK
+from .kernels.chunk_tasks import CHUNK
 from .kernels.segments import join_segments
 from .operators import num_sms
 from .ready import Launch

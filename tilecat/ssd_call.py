@@ -178,9 +178,9 @@ class _Call:
         more = {name: x for name, x in more.items() if x is not None}
         tensors = (turned(self.x), turned(self.dt), self.A, turned(self.B), turned(self.C),
                    turned(out))  # fmt: skip
-        tiles = (x for name, x in more.items() if name not in ("segment", "fades"))
+        tiles = (tensors[0], *tensors[3:], *(() if z is None else (z,)))
         params = plan(
-            self.x, (*tensors, *tiles), check_features("ssd", "N", view(self.B).shape[3]), dim,
+            self.x, tiles, check_features("ssd", "N", view(self.B).shape[3]), dim,
             (count * segments.count * groups, heads // groups), shared=True,
             more=int(z is not None), eased=eased, scores=True,
         )  # fmt: skip

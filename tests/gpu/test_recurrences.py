@@ -62,7 +62,7 @@ def inputs(batch, length, heads, dim, dim_v):
 
 SIZES = (
     (2, 1000, 4, 64, 64), (2, 300, 3, 128, 128), (16, 65, 16, 64, 64), (16, 130, 16, 128, 128),
-    (1, 200, 2, 256, 256), (1, 127, 5, 96, 32), (1, 1, 1, 64, 64), (2, 70, 3, 50, 30),
+    (1, 1200, 2, 256, 256), (1, 127, 5, 96, 32), (1, 1, 1, 64, 64), (2, 70, 3, 50, 30),
 )  # fmt: skip
 
 
@@ -81,7 +81,7 @@ def test_outputs_states_and_gradients(size):
         made = tc.simple_gla_backward(do, q, k, v, g, scale=0.1, initial_state=state,
                                       d_final_state=d_last)  # fmt: skip
         for mine, other in zip((*made[:4], made[5]), wide, strict=True):
-            close(mine, other.grad, 1.5 * GRAD if other is wide[3] else GRAD)
+            close(mine, other.grad, 2 * GRAD if other is wide[3] else GRAD)
 
 
 @pytest.mark.parametrize("length", [1024, 8000])
@@ -93,8 +93,8 @@ def test_gradients_of_gates_do_not_lose_accuracy_along_a_sequence(length):
     exact, _ = exact_gla(*wide[:3], wide[3] + wide[4], zero, 0.1)
     exact.backward(do.double())
     made = tc.simple_gla_backward(do, q, k, v, g, gamma, 0.1, wants_d_gamma=True)
-    close(made[3], wide[3].grad, 1.5 * GRAD)
-    alike = 256**0.5  # errors of a block's tokens
+    close(made[3], wide[3].grad, 2 * GRAD)
+    alike = 512**0.5  # errors of a block's tokens
     error = (made[4].double() - wide[4].grad).abs()
     assert (error <= alike * GRAD * wide[3].grad.norm(dim=(0, 1))).all(), error
 
@@ -153,7 +153,7 @@ def test_segments(size):
     exact.backward(do.double())
     made = tc.simple_gla_backward(do, q, k, v, g, initial_state=state)
     for mine, other in zip((*made[:4], made[5]), leaves, strict=True):
-        close(mine, other.grad, 1.5 * GRAD if other is leaves[3] else GRAD)
+        close(mine, other.grad, 2 * GRAD if other is leaves[3] else GRAD)
 
 
 def test_segments_of_mamba():

@@ -19,7 +19,8 @@ from typing import Any
 import tilecat as tc
 from tilecat import DTypeVar, bf16, f16, f32, gl, rt, rv, st, sv
 
-from .chunk_scan import CHUNK, COLUMN, ROW, At, ChunkScan, Recurrence, tasks_of
+from .chunk_scan import COLUMN, ROW, ChunkScan, Recurrence
+from .chunk_tasks import CHUNK, At, tasks_of
 
 T = DTypeVar("T", bf16, f16)
 DIM = 16

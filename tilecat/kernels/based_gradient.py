@@ -27,7 +27,7 @@ import tilecat as tc
 from tilecat import DTypeVar, bf16, f16, f32, gl, rt, st
 
 from .based import DIM, FEATURES, T
-from .chunk_scan import CHUNK, chunk_of, tasks_of
+from .chunk_tasks import CHUNK, chunk_of, tasks_of
 
 U = DTypeVar("U", bf16, f16, f32)
 REGISTERS = 88, 168, 208  # of the roles: features, state, gradient

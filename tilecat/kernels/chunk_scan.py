@@ -25,29 +25,17 @@ from __future__ import annotations
 
 import math
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import tilecat as tc
 from tilecat import f32, rt, rv, st, sv
 
-from ..language.scalars import minimum_of
+from .chunk_tasks import CHUNK, At, Chunks
 
-CHUNK = 64  # tokens; rows of S^T a warpgroup, too
 LOG2_E = 1 / math.log(2)
 LEAST = -128.0  # of gates, base 2: 2**-128 is 0 in f32, and sums of gates of -inf are numbers
 ROW, COLUMN, PLAIN = (rv[f32, CHUNK, axis] for axis in ("row", "col", "plain"))
 WARPS = 4  # of a warpgroup
-WHOLE = 128  # features that a warpgroup holds as an operand at a time
-
-
-@dataclass(frozen=True, eq=False)
-class At:
-    """Where a chunk lies: its first token in the tensors, tokens of it, its number."""
-
-    row: Any
-    rows: Any
-    number: Any
 
 
 class Recurrence:
@@ -96,53 +84,7 @@ class Recurrence:
         return y
 
 
-def tasks_of(
-    heads: Any, batch: Any, length: Any, blocks: Any = 1, starts: Any = None, segment: Any = None
-) -> Any:
-    """A task is a sequence, some heads (`task.head`, their number) and a block of columns of V.
-
-    Its tokens are those from `task.first` to `task.last`, of a sequence from `task.origin` to
-    `task.end`; `task.state` is where its states lie.
-
-    Args:
-        heads: how many parts the heads of a sequence are cut into.
-        batch: sequences; of a packed batch 1.
-        length: tokens of a sequence.
-        blocks: of columns.
-        starts: of a packed batch, s32 [sequences + 1].
-        segment: tokens of a segment, whole chunks: each of a sequence is a task; None: one.
-    """
-    sequences = batch if starts is None else starts.size(0) - 1
-    segments = 1 if segment is None else tc.cdiv(length, segment)
-
-    def locate(t: Any) -> dict[str, Any]:
-        part, block = t // blocks, t % blocks
-        state, head = part // heads, part % heads
-        sequence, first, last = state, 0, length
-        if starts is not None:
-            first = tc.load(starts[sequence], tc.s32)
-            last = tc.load(starts[sequence + 1], tc.s32)
-        origin, end = first, last
-        if segment is not None:
-            sequence, first = state // segments, state % segments * segment
-            last = minimum_of(first + segment, length)
-        return {
-            "sequence": sequence, "state": state, "head": head, "block": block, "first": first,
-            "batch": 0 if starts is not None else sequence, "last": last, "origin": origin,
-            "end": end, "steps": tc.cdiv(last - first, CHUNK),
-        }  # fmt: skip
-
-    return tc.custom_order(sequences * segments * heads * blocks, locate)
-
-
-def chunk_of(task: Any, step: Any, reverse: bool) -> At:
-    """The chunk of a step; in reversed time the last comes first."""
-    number = task.steps - 1 - step if reverse else step
-    row = task.first + number * CHUNK
-    return At(row, minimum_of(task.last - row, CHUNK), number)
-
-
-class ChunkScan:
+class ChunkScan(Chunks):
     """Roles and rings of a scan; `run` fills the holes.
 
     Args:
@@ -162,9 +104,10 @@ class ChunkScan:
         turns: int = 1, gated: bool = False, strict: bool = False,
         outputs: int | None = None,
     ):  # fmt: skip
-        self.dtype, self.heads, self.slices, self.depth = dtype, heads, slices, depth
-        self.turns, self.outputs = turns, depth if outputs is None else outputs
-        self.reverse, self.packed, self.strict = reverse, packed, strict
+        super().__init__(heads, slices, turns, reverse)
+        self.dtype, self.packed, self.strict = dtype, packed, strict
+        self.loaded: Any = None  # V^T of the chunk, where the state role has had to load it
+        self.depth, self.outputs = depth, depth if outputs is None else outputs
         self.gated, self.decayed = gated, decayed or gated
         self.pipe = pipe = tc.roles(stages=stages, steps=1, tasks=tasks,
                                     blocks_per_sm=blocks_per_sm)  # fmt: skip
@@ -190,21 +133,6 @@ class ChunkScan:
             beside = beside or made[0]
         self.a, self.b, self.sums, self.less = (made + [None] * 4)[:4]
 
-    def at(self, task: Any, step: Any) -> At:
-        """The chunk of a step."""
-        return chunk_of(task, step, self.reverse)
-
-    def first(self, task: Any) -> At:
-        """Score role, in `start`: the first chunk that is this warpgroup's."""
-        if self.turns == 1:
-            return self.at(task, 0)
-        ahead = self.score.consumer - self.score.turn.get() + self.turns
-        return self.at(task, ahead % self.turns)
-
-    def following(self, at: At) -> Any:
-        """Score role: the first token of its chunk after this one; there may be none."""
-        return at.row + (-CHUNK if self.reverse else CHUNK) * self.turns
-
     def mask(self, p: Any) -> Any:
         """Scores of pairs that see each other."""
         beside = int(self.strict)
@@ -219,23 +147,6 @@ class ChunkScan:
         tile, cols = tc.empty(rt[f32, CHUNK, CHUNK]), tc.load(cols[head].tile, COLUMN)
         tc.broadcast_row(tile, tc.load(rows[head].tile, ROW))
         return tc.exp2(cols - tile if self.reverse else tile - cols)
-
-    def place(self, task: Any, index: Any) -> tuple[Any, Any]:
-        """Head and first column of V of a warpgroup of the state role."""
-        head = task.head * self.heads + index // self.slices
-        return head, (task.block * self.slices + index % self.slices) * CHUNK
-
-    def load(
-        self, tiles: Any, tensor: Any, task: Any, at: At, *, columns: bool = False, group: Any = 1
-    ) -> None:
-        """Producer: tiles of a chunk, one a head; or (`columns`) one a warpgroup.
-
-        group: how many heads share one of the tensor's.
-        """
-        for index in range(tiles.count):
-            head, col = self.place(task, index if columns else index * self.slices)
-            head = head if isinstance(group, int) and group == 1 else head // group
-            tc.load_async(tiles[index], tensor.at(task.batch, head, at.row, col if columns else 0))
 
     def run(
         self, work: Recurrence, q: Any, k: Any, v: Any, out: Any, start: Any = None,
@@ -283,29 +194,6 @@ class ChunkScan:
         if self.y is not None:
             self.pipe.store(lambda task, step: self._store(task, self.at(task, step), out))
 
-    def totals_of(self, features: int) -> list[Any]:
-        """S^T of a warpgroup, in parts of its columns."""
-        whole = features <= WHOLE or features % CHUNK  # 160 of Based are no parts of 64
-        width = features if whole else CHUNK if features % WHOLE else WHOLE
-        return [tc.empty(rt[f32, CHUNK, width]) for _ in range(features // width)]
-
-    def begin(self, task: Any, totals: Any, start: Any, unit: Any) -> None:
-        """State role: S before a task."""
-        head, col = self.place(task, self.state.consumer)
-        for i, total in enumerate(totals):
-            if start is None:
-                tc.fill(total, 0.0)
-                continue
-            state = tc.load(start.at(task.state, head, col, i * total.type.cols), total.type)
-            tc.copy(total, state if unit is None else state / unit)
-
-    def finish(self, task: Any, totals: Any, end: Any, unit: Any) -> None:
-        """State role: S after a task."""
-        head, col = self.place(task, self.state.consumer)
-        for i, total in enumerate(totals if end is not None else ()):
-            state = total if unit is None else total * unit
-            tc.store(end.at(task.state, head, col, i * total.type.cols), state)
-
     def scores(self, work: Recurrence, task: Any, at: At) -> None:
         """Score role: P, a and b of a chunk of each head."""
         work.products(task, at)
@@ -340,7 +228,7 @@ class ChunkScan:
         made = work.values(*place, self._read(totals, q, y, head))
         values = v if made is None else made
         if made is None and (self.decayed or self.packed):
-            made = tc.load(v.tile.T)
+            made = self.loaded = tc.load(v.tile.T)
         if self.packed:
             tc.mask_cols(made, place[1].rows, 0.0)
         if self.decayed:

@@ -26,7 +26,8 @@ import tilecat as tc
 from tilecat import DTypeVar, bf16, f16, f32, gl, st
 
 from .checkpoints import Checkpoints
-from .chunk_scan import CHUNK, COLUMN, At, ChunkScan, tasks_of
+from .chunk_scan import COLUMN, ChunkScan
+from .chunk_tasks import CHUNK, At, tasks_of
 from .delta_rule import REGISTERS, TILE, Parts, Scores
 
 T = DTypeVar("T", bf16, f16)

@@ -3,7 +3,7 @@
 Between two tokens these differ by what the first adds to S and to its gradient: with G the running
 sum of gates, o_i holds exp(G_i - G_j), so G_i has the gradient `r_i = q_i dq_i - k_i dk_i`, and
 `dg_t = dg_(t+1) + r_t`. The r cancel, and their errors (of operands of 16 bits) do not: summed from
-the end of a sequence they grow with the root of its length. So sums are of 256 tokens: what dg is
+the end of a sequence they grow with the root of its length. So sums are of 512 tokens: what dg is
 at both ends of a block is known from states (`checkpoints`), and what the sum misses, rounding, is
 spread over the block.
 """
@@ -51,7 +51,7 @@ def _at_border(products, block, inside, sequence, head, states):
 @tc.kernel
 def gate_gradients(
     Outer: gl[f32, "B", "H", "parts", "T"], Inner: gl[f32, "B", "H", "other", "T"],
-    Products: gl[f32, "blocks", "H", "parts"], dG: gl[f32, "B", "H", "T"], stripes: s32,
+    Products: gl[f32, "blocks", "H", "borders"], dG: gl[f32, "B", "H", "T"], stripes: s32,
     *args, packed=False, first=False, last=False,
 ):  # fmt: skip
     """The gradients dG, of r = Outer - Inner (sums over parts) and Products of `checkpoints`.
@@ -88,6 +88,19 @@ def gate_gradients(
                 share = 1.0 - tc.cast(tc.row_index(r), f32) / tokens
                 dg = tc.cumsum(r, reverse=True) + ends[1] - share * missed
                 tc.store(dG[:, :, :end].at(*place), dg)
+
+
+@tc.kernel
+def checkpoint_products(
+    S: gl[f32, "blocks", "H", "R", "F"], dS: gl[f32, "blocks", "H", "R", "F"],
+    Products: gl[f32, "blocks", "H", 1], scale: f32,
+):  # fmt: skip
+    """Products, `scale <S, dS>` of each block, where the scan of dS has no registers to spare."""
+    with tc.warpgroup():
+        for task in tc.range(tc.cta_id(), S.size(0) * S.size(1), tc.num_ctas()):
+            block, head, total = task // S.size(1), task % S.size(1), tc.var(0.0)
+            _inner_product(total, block, head, S, dS)
+            tc.store(Products[block, head, 0], total.get() * scale)
 
 
 @tc.kernel

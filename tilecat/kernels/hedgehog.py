@@ -30,7 +30,8 @@ from typing import Any
 import tilecat as tc
 from tilecat import DTypeVar, bf16, f16, f32, gl, rt, rv, st, sv
 
-from .chunk_scan import CHUNK, COLUMN, LOG2_E, ROW, At, ChunkScan, Recurrence, tasks_of
+from .chunk_scan import COLUMN, LOG2_E, ROW, ChunkScan, Recurrence
+from .chunk_tasks import CHUNK, At, tasks_of
 
 T = DTypeVar("T", bf16, f16)
 MAP = 64  # columns of a map

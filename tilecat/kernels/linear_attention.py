@@ -13,17 +13,8 @@ import tilecat as tc
 from tilecat import DTypeVar, bf16, f16, f32, gl, rt, st
 
 from .checkpoints import Checkpoints
-from .chunk_scan import (
-    CHUNK,
-    LEAST,
-    LOG2_E,
-    PLAIN,
-    WARPS,
-    At,
-    ChunkScan,
-    Recurrence,
-    tasks_of,
-)
+from .chunk_scan import LEAST, LOG2_E, PLAIN, WARPS, ChunkScan, Recurrence
+from .chunk_tasks import CHUNK, At, tasks_of
 from .segments import LocalStates
 
 T = DTypeVar("T", bf16, f16)
@@ -117,23 +108,23 @@ def linear_attention(
     Q: gl[T, "B", "H", "T", "K"], K: gl[T, "B", "H", "T", "K"], V: gl[T, "B", "Hv", "T", "V"],
     O: gl[T, "B", "H", "T", "V"], scale: f32, *args, dim=64, heads=1, slices=1, stages=3, depth=2,
     reverse=False, g=False, gamma=False, dots=False, packed=False, start=False, end=False,
-    checkpoints=False, segmented=False, local=False, blocks_per_sm=1, registers=(None, None),
-    turns=1, strict=False, grouped=False,
+    checkpoints=False, products=False, segmented=False, local=False, blocks_per_sm=1,
+    registers=(None, None), turns=1, strict=False, grouped=False,
 ):  # fmt: skip
     """O, and states f32 [sequences, H, K, V] before and after; of a reversed scan over the scale.
 
     strict: tokens do not see themselves. grouped: several heads share one of V's; else H is Hv.
 
     args: g f32 [B, H, T]; gamma f32 [H]; a tensor like O and f32 [B, H, V / 64, T], their products
-    with O summed over 64 columns; cu_seqlens s32; states before and after; checkpoints, reversed
-    with their products (`Checkpoints`); tokens of a segment; of `local` states factors f32
+    with O summed over 64 columns; cu_seqlens s32; states before and after; checkpoints and
+    their products (`Checkpoints`); tokens of a segment; of `local` states factors f32
     [states, H]: those that are wanted.
     """
     args = list(args)
-    gates, gammas, other, products, starts, *states, kept, met, segment, fades = (
+    gates, gammas, other, sums, starts, *states, kept, met, segment, fades = (
         args.pop(0) if wanted else None
-        for wanted in (g, gamma, dots, dots, packed, start, end, checkpoints, checkpoints & reverse,
-                       segmented, local and (g or gamma))
+        for wanted in (g, gamma, dots, dots, packed, start, end, checkpoints, products, segmented,
+                       local and (g or gamma))
     )  # fmt: skip
     blocks = tc.cdiv(V.cols, CHUNK * slices)
     tasks = tasks_of(tc.cdiv(Q.size(1), heads), Q.size(0), Q.rows, blocks, starts, segment)
@@ -151,6 +142,6 @@ def linear_attention(
         tiles.append(scan.pipe.input(st[Q.dtype, CHUNK, CHUNK], count=heads * slices))
     points = Checkpoints(scan, Q.rows, kept, met, scale) if checkpoints else None
     group = Q.size(1) // V.size(1) if grouped else 1
-    work = Gated(scan, tensors, tiles, scale, gates, gammas, products, points, group)
+    work = Gated(scan, tensors, tiles, scale, gates, gammas, sums, points, group)
     turned = [None if x is None else x.permute(0, 1, 3, 2) for x in states]
     scan.run(work, q, k, v, O, *turned, unit=scale if reverse else None)

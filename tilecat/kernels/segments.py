@@ -15,7 +15,8 @@ from typing import Any
 import tilecat as tc
 from tilecat import f32, rt, s32
 
-from .chunk_scan import CHUNK, COLUMN, At, ChunkScan, Recurrence
+from .chunk_scan import COLUMN, ChunkScan, Recurrence
+from .chunk_tasks import CHUNK, At
 
 COLS = 32  # of a tile of states: few heads make many
 

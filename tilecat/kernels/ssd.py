@@ -13,18 +13,8 @@ from typing import Any
 import tilecat as tc
 from tilecat import DTypeVar, bf16, f16, f32, gl, rt, rv, s32, st
 
-from .chunk_scan import (
-    CHUNK,
-    LEAST,
-    LOG2_E,
-    PLAIN,
-    ROW,
-    WARPS,
-    At,
-    ChunkScan,
-    Recurrence,
-    tasks_of,
-)
+from .chunk_scan import LEAST, LOG2_E, PLAIN, ROW, WARPS, ChunkScan, Recurrence
+from .chunk_tasks import CHUNK, At, tasks_of
 from .segments import LocalStates
 
 T, TD = DTypeVar("T", bf16, f16), DTypeVar("TD", f32, bf16, f16)
@@ -57,13 +47,11 @@ class Ssd(Recurrence):
 
     def load(self, task: Any, at: At) -> None:
         """C and B of the group, x (and z) of the heads of a task."""
-        for which, (tensor, tiles) in enumerate(zip(self.tensors, self.tiles, strict=True)):
-            if tiles is None or which > 1:
-                if tiles is not None:
-                    self.scan.load(tiles, tensor, task, at, columns=True)
-                continue
-            group = task.head * self.scan.heads // (self.dt.size(1) // tensor.size(1))
-            tc.load_async(tiles, tensor.at(task.batch, group, at.row, 0))
+        heads = self.dt.size(1)
+        for i, (tensor, tiles) in enumerate(zip(self.tensors, self.tiles, strict=True)):
+            if tiles is not None:
+                group = 1 if i > 1 else heads // tensor.size(1)
+                self.scan.load(tiles, tensor, task, at, columns=i > 1, group=group)
 
     def start(self, task: Any) -> None:
         """Of the head of a warp: A, the bias, and dt of the first chunk."""
@@ -123,10 +111,9 @@ class Ssd(Recurrence):
 
     def result(self, task: Any, at: At, index: Any, y: Any) -> Any:
         """Plus D x, times silu(z)."""
-        _, _, x, *gates = self.tiles
         if self.skip is not None:
-            tc.fma(tc.cast(tc.load(x[index].tile.T), f32), self.direct, y, out=y)
-        for z in gates:
+            tc.fma(tc.cast(self.scan.loaded, f32), self.direct, y, out=y)
+        for z in self.tiles[3:]:
             tc.mul(y, tc.silu(tc.cast(tc.load(z[index].tile.T), f32)), out=y)
         return y
 

@@ -8,7 +8,7 @@ from typing import Any
 from ..based_backward_call import based_backward
 from ..based_call import based
 from ..kernels.based import FEATURES
-from ..kernels.chunk_scan import CHUNK
+from ..kernels.chunk_tasks import CHUNK
 from .library import define, packed, scale_of, torch
 
 once_differentiable = torch.autograd.function.once_differentiable

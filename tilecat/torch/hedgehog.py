@@ -10,7 +10,7 @@ from typing import Any
 
 from ..hedgehog_call import check_window, states_of
 from ..hedgehog_call import hedgehog as call
-from ..kernels.chunk_scan import CHUNK
+from ..kernels.chunk_tasks import CHUNK
 from ..kernels.hedgehog import FEATURES, MAP
 from .library import define, refuses, torch
 
