@@ -88,7 +88,7 @@ def test_mamba_is_that_of_whole_sequences(cutting, more):
     ("units", "features", "columns", "length", "found"),
     [(8, 128, 128, 32768, (2048, 16)), (16, 128, 128, 65536, (8192, 8)),
      (1, 64, 64, 4096, (512, 8)), (32, 128, 128, 16384, (0, 1)), (8, 128, 128, 4095, (0, 1)),
-     (256, 64, 64, 65536, (0, 1)),
+     (256, 64, 64, 65536, (0, 1)), (32, 64, 64, 8192, (2048, 4)),
      (1, 64, 64, 65536, (512, 128)), (4, 256, 256, 8200, (1088, 8)), (8, 64, 64, 0, (0, 1))],
 )  # fmt: skip
 def test_what_is_cut_on_a_gpu_with_132_sms(monkeypatch, units, features, columns, length, found):

@@ -14,9 +14,10 @@ from .runtime.arrays import allocator, view
 
 LONG = 4096  # tokens of a sequence that is cut, at least
 SHORT = 512  # of a segment, at least
-# Segments of a sequence, at least: operands are read 5/3 times as often, and a CTA alone takes up
-# to a fortieth of the memory's rate (an H200, D 128: 64 KB in 0.69 us; docs/design/chunk-scan.md).
-FEWEST = 5
+# Segments of a sequence, at least, where a CTA has 64 columns of V and where it has 128: operands
+# are read 5/3 times as often, and a CTA takes up to an 80th or a 40th of the memory's rate (an
+# H200; docs/design/chunk-scan.md).
+FEWEST = (3, 5)
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +86,7 @@ def cut(like: Any, units: int, features: int, columns: int, length: int) -> Segm
     blocks = -(-columns // CHUNK)
     tasks = units * (-(-blocks // 2) if features <= 128 else blocks)
     count = min(num_sms(view(like).device) // max(tasks, 1), length // SHORT)
-    if length < LONG or count < FEWEST:
+    if length < LONG or count < FEWEST[blocks > 1]:
         return Segments()
     tokens = -(-length // (count * CHUNK)) * CHUNK
     return Segments(tokens, -(-length // tokens))

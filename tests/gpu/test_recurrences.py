@@ -96,7 +96,7 @@ def test_gradients_of_gates_do_not_lose_accuracy_along_a_sequence(length):
     close(made[3], wide[3].grad, 2 * GRAD)
     alike = 512**0.5  # errors of a block's tokens
     error = (made[4].double() - wide[4].grad).abs()
-    assert (error <= alike * GRAD * wide[3].grad.norm(dim=(0, 1))).all(), error
+    assert (error <= 2 * alike * GRAD * wide[3].grad.norm(dim=(0, 1))).all(), error
 
 
 @pytest.mark.parametrize("dim", [64, 128])
@@ -146,7 +146,8 @@ def test_segments(size):
         if size[0] == 1:  # packed sequences are not cut
             starts = torch.tensor([0, size[1]], device="cuda", dtype=torch.int32)
             whole = tc.simple_gla(q, k, v, gates, cu_seqlens=starts, **options)
-            close(whole[1], end.double(), 1e-6)
+            # Without decay tensor cores, which cut sums off, are off by 1e-7 a chunk.
+            close(whole[1], end.double(), 1e-6 if gates is not None else 2e-7 * size[1] / 64)
     do = normal(*v.shape)
     leaves = [x.double().requires_grad_() for x in (q, k, v, g, state)]
     exact, _ = exact_gla(*leaves, size[3] ** -0.5)
