@@ -105,8 +105,10 @@ def main(target: str, rounds: int = 20) -> None:
     torch.manual_seed(0)
     facts = record.environment(torch)
     problems = [
-        *((f"fp8 {n}^3", fp8, (n, n, n), 2 * n**3) for n in (4096, 8192, 16384)),
+        *((f"fp8 {n}^3", fp8, (n, n, n), 2 * n**3) for n in (4096, 8192)),
         ("fp8 blocks 4096x7168x16384", fp8_blocks, (4096, 7168, 16384), 2 * 4096 * 7168 * 16384),
+        # Behind what has no peer: power lowers the clock for a while after it.
+        ("fp8 16384^3", fp8, (16384, 16384, 16384), 2 * 16384**3),
         ("epilogue 8192^3", epilogue, (8192,), 2 * 8192**3),
         ("64 groups 512x4096x4096", groups, (64, 512, 4096, 4096), 2 * 64 * 512 * 4096**2),
     ]
