@@ -18,6 +18,7 @@ REDUCTIONS = ("mean", "sum", "none")
 PART_BYTES = 80 << 10  # of a row in a CTA's registers
 SHORT_BYTES = 72 << 10  # rows up to which several CTAs share an SM
 SHARED_BYTES = 227 << 10  # of a CTA (CUDA programming guide, compute capability 9.0)
+MEETING_BYTES = 4 << 10  # of it for mbarriers and what warps tell one another, at most
 WARPS = 16
 _fitting: dict[Any, int] = {}
 
@@ -202,11 +203,17 @@ def configs(width: int, x: ArrayView) -> list[dict[str, Any]]:
     if width * item <= SHORT_BYTES:
         return _short_configs(width, item)
     for cluster in (1, 2, 4, 8):
-        pieces = -(-width // (WARPS * cluster * PIECE))
-        if WARPS * pieces * PIECE * item + 4096 <= SHARED_BYTES:
+        part = -(-width // (WARPS * cluster))
+        piece = 2 * PIECE if -part % (2 * PIECE) <= 0.1 * part else PIECE
+        pieces = -(-part // piece)
+        if WARPS * pieces * piece * item + MEETING_BYTES <= SHARED_BYTES:
             break
     held = {"warps": WARPS, "cluster": cluster, "blocks": 1}
-    return [{**held, "piece": n} for n in ((2 * PIECE, PIECE) if pieces % 2 == 0 else (PIECE,))]
+    chunks, stages = pieces // 2, (SHARED_BYTES - MEETING_BYTES) // (WARPS * 2 * piece * item)
+    if pieces % 2 == 0 and stages >= 1.5 * chunks:  # 1.5 % faster for 128,256 logits
+        held |= {"chunks": chunks, "stages": min(stages, 2 * chunks)}
+        return [{**held, "piece": piece}]
+    return [{**held, "piece": n} for n in sorted({piece, PIECE}, reverse=True)]
 
 
 def _short_configs(width: int, item: int) -> list[dict[str, Any]]:

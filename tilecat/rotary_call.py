@@ -9,7 +9,7 @@ from .kernels.rotary import TOKENS, rotary
 from .row_arguments import FLOATS, array_of, check_devices, first_that_fits
 from .runtime.arrays import ArrayView, empty, view
 
-TASKS, WARPS = 4, 4  # of a warp; of a CTA
+WARPS = 4  # of a CTA
 _fitting: dict[Any, int] = {}
 Options = tuple[bool, bool, Any, Any, Any, bool]  # those of a call, in its order
 
@@ -122,8 +122,8 @@ def turned(call: str, given: dict[str, Any], cos: Any, sin: Any, options: Option
 def configs(pairs: int, blocks: int, heads: list[int], apart: bool) -> list[dict[str, Any]]:
     """Tiles and warps, the fastest first: those behind need fewer registers.
 
-    A warp takes several tasks of 16 tokens of a head, one after another: the warps of a CTA those
-    of several heads, which share cosines, so that the grid asks for memory in order.
+    A warp takes tasks of 16 tokens of a head, 4, or 2 where heads lie apart: so the grid asks for
+    memory in order, and CTAs are not too short.
 
     Args:
         pairs: of a row.
@@ -131,12 +131,11 @@ def configs(pairs: int, blocks: int, heads: list[int], apart: bool) -> list[dict
         heads: of x, or of q and of k.
         apart: whether the tokens of a head lie together, not the heads of a token.
     """
-    widest, found, groups = min(64, -(-pairs // 8) * 8), [], sum(heads)
-    side = next(n for n in (4, 2, 1) if groups % n == 0) if apart else 0
+    widest, found, each_warp = min(64, -(-pairs // 8) * 8), [], 2 if apart else 4
     for cols, each in ((widest, 3), (widest, 2), (min(widest, 32), 3), (min(widest, 16), 2)):
-        tasks = blocks * -(-pairs // cols) * groups
-        found.append({"cols": cols, "heads": 1, "side": side, "warps": WARPS, "blocks": each,
-                      "grid": max(1, -(-tasks // (TASKS * WARPS)))})  # fmt: skip
+        tasks = blocks * -(-pairs // cols) * sum(heads)
+        found.append({"cols": cols, "heads": 1, "heads_first": apart, "warps": WARPS,
+                      "blocks": each, "grid": max(1, -(-tasks // (each_warp * WARPS)))})
     return found
 
 

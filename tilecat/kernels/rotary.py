@@ -36,13 +36,11 @@ class Columns:
         """Registers of a tile of cosines."""
         return rt[dtype, TOKENS, self.cols, "row", self.run // (1 + self.interleaved)]
 
-    def place(self, row, tokens, groups, side):
+    def place(self, row, tokens, groups, heads_first):
         """Group of heads, tile of columns, first token and sequence of a task."""
         blocks = tokens * self.count
-        if side:
-            rest, sets = row // side, groups // side
-            block, group = rest % blocks, rest // blocks % sets * side + row % side
-            sequence = rest // blocks // sets
+        if heads_first:
+            block, group, sequence = row % blocks, row // blocks % groups, row // blocks // groups
         else:
             block, group, sequence = row // groups % blocks, row % groups, row // groups // blocks
         token, chunk = (block // self.count, block % self.count) if self.count > 1 else (block, 0)
@@ -72,7 +70,7 @@ def rotary(C: gl[TC, "P", "R"], S: gl[TC, "P", "R"], Q: inout[T, "B", "N", "H", 
            QO: inout[T, "B", "N", "H", "D"], K: inout[T, "B", "N", "Hk", "D"],
            KO: inout[T, "B", "N", "Hk", "D"], length: s32, offset: s32, *args, R, D, cols=64,
            heads=4, interleaved=False, conjugate=False, packed=False, offsets=False,
-           side=0, warps=4, blocks=3):  # fmt: skip
+           heads_first=False, warps=4, blocks=3):  # fmt: skip
     """QO = Q (C + iS), KO = K (C + iS) in the first 2 R columns; C - iS if `conjugate`.
 
     Args:
@@ -83,8 +81,8 @@ def rotary(C: gl[TC, "P", "R"], S: gl[TC, "P", "R"], Q: inout[T, "B", "N", "H", 
             offsets s32 [sequences]: added to offset.
         R, D, cols, interleaved: see `Columns`; D columns in all.
         heads: that a warp takes with one load of cosines.
-        side: 0: the groups of heads of 16 tokens follow one another. Else, where the tokens of a
-            head lie together: so many groups, which it divides, then those of the next tokens.
+        heads_first: heads lie apart and the tokens of a head together: tasks that follow one
+            another are tokens of the same heads.
         warps, blocks: of a CTA, CTAs that share an SM.
     """
     starts, moved = args[0] if packed else None, args[-1] if offsets else None
@@ -97,14 +95,14 @@ def rotary(C: gl[TC, "P", "R"], S: gl[TC, "P", "R"], Q: inout[T, "B", "N", "H", 
 
     @rows.load
     def _(row):
-        _, chunk, token, sequence = columns.place(row, tokens, every, side)
+        _, chunk, token, sequence = columns.place(row, tokens, every, heads_first)
         first = offset + token + (tc.load(moved[sequence], s32) if offsets else 0)
         return tuple(tc.load(x.at(first, chunk * cols), columns.angles(C.dtype), fill=float("nan"))
                      for x in (C, S))  # fmt: skip
 
     @rows.compute
     def _(row, c, s):
-        group, chunk, token, sequence = columns.place(row, tokens, every, side)
+        group, chunk, token, sequence = columns.place(row, tokens, every, heads_first)
         angle = tc.complex_tile(tc.cast(c, f32), tc.cast(s, f32))
         angle = angle.conj() if conjugate else angle
         first = tc.load(starts[sequence], s32) if packed else None

@@ -153,9 +153,9 @@ ROWS: tuple[KernelSpec, ...] = (
         configs=(
             Config("V4096", (("V", 4096), *LABELS, ("warps", 8), ("cluster", 1))),
             Config("V32000", (("V", 32000), *LABELS, ("warps", 16), ("cluster", 1), ("blocks", 1),
-                              ("piece", 512), ("chunks", 2), ("stages", 7))),
+                              ("piece", 512), ("chunks", 2), ("stages", 6))),
             Config("V128256", (("V", 128256), *LABELS, ("warps", 16), ("cluster", 2), ("blocks", 1),
-                               ("piece", 512), ("chunks", 4), ("stages", 7))),
+                               ("piece", 512), ("chunks", 4), ("stages", 6))),
         ),
     ),
 )

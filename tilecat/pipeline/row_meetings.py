@@ -17,7 +17,6 @@ from ..language.memory import SharedTiles, load, shared, store
 from ..language.scalars import Scalar
 from ..language.sections import warp_id
 from ..language.values import RegVec
-from ..ops.sync import WarpSync
 from ..ops.views import ViewRegisters
 from ..tiles import RegVecType, sv
 
@@ -41,8 +40,9 @@ class Meetings:
         builder = current()
         with builder.within(builder.kernel.body, Scope.CTA):
             self.rooms: SharedTiles = shared(sv[f32, QUAD * self.places], depth)
-            # Each warp's arrival, and of a cluster the one that expects the bytes.
-            self.arrived: Barriers = barriers(depth, parts + (cluster > 1))
+            # Of a cluster each warp's arrival, and that which expects the bytes; else all threads'.
+            arrivals = parts + 1 if cluster > 1 else 32 * parts
+            self.arrived: Barriers = barriers(depth, arrivals)
 
     def send(self, turn: Any, part: Any, values: tuple[Any, ...]) -> None:
         """This warp's scalars of the turn-th row, to all.
@@ -71,8 +71,7 @@ class Meetings:
                     else:
                         store_to_peer(peer(target, rank), mine, arrived)
         if self.cluster == 1:
-            add(WarpSync())
-            arrived.arrive()
+            arrived.arrive(each=True)
             return
         for rank in range(self.cluster):
             arrived.arrive(rank=rank)  # has read what was there before
