@@ -159,8 +159,9 @@ def to_torch(array: Any, device: str) -> Any:
 
     if not isinstance(array, np.ndarray):
         return array
-    if array.dtype == by_name("bf16").numpy:
-        return torch.from_numpy(array.view(np.int16)).to(device).view(torch.bfloat16)
+    for row, carrier in ((by_name("bf16"), np.int16), (by_name("e4m3"), np.uint8)):
+        if array.dtype == row.numpy:
+            return torch.from_numpy(array.view(carrier)).to(device).view(getattr(torch, row.torch))
     return torch.from_numpy(array).to(device)
 
 
