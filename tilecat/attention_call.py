@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from .attention_choice import NARROWEST, TILE_DIMS, Problem, choose
-from .attention_options import HALVES, Options, check_array, check_positive
+from .attention_options import HALVES, Options, check_array, check_devices, check_positive
 from .errors import DTypeError, LayoutError, ResourceError
 from .kernels.attention_forward import attention_forward as kernel
 from .kernels.attention_scores import Mods
@@ -284,12 +284,7 @@ def _check_shapes(query: ArrayView, keys: ArrayView, value: ArrayView) -> tuple[
                 f"{', '.join(map(str, TILE_DIMS))} columns, got {name} with {array.shape[3]}"
             )
     shown = ", ".join(f"{name} {tuple(array.shape)}" for name, array in arrays.items())
-    if len({array.device for array in arrays.values()}) > 1:
-        raise ResourceError(
-            "attention: q, k and v are on one device, got "
-            + ", ".join(f"{name} on {array.device}" for name, array in arrays.items()),
-            hint="move them with .to(device)",
-        )
+    check_devices("attention: q, k and v", arrays)
     (batch, heads, queries, _), (_, groups, length, _) = query.shape, keys.shape
     for name, axis, pair in (
         ("B", 0, ("q", "k")), ("D", 3, ("q", "k")), ("B", 0, ("k", "v")), ("Hkv", 1, ("k", "v")),

@@ -13,7 +13,7 @@ import numpy as np
 
 from .attention_call import is_short, results_of
 from .attention_choice import TILE_DIMS, tile_dim
-from .attention_options import HALVES, Options, check_array, check_positive
+from .attention_options import HALVES, Options, check_array, check_devices, check_positive
 from .errors import DTypeError, LayoutError, ResourceError
 from .kernels.attention_decode import BESIDE, ROWS
 from .kernels.attention_decode import attention_decode as kernel
@@ -303,12 +303,7 @@ def _check_shapes(query: ArrayView, keys: ArrayView, value: ArrayView, *, paged:
                 f"attention_decode: the head dim is 1 to {TILE_DIMS[-1]}, computed in tiles of "
                 f"{', '.join(map(str, TILE_DIMS))} columns, got {name} with {array.shape[3]}"
             )
-    if len({array.device for array in arrays.values()}) > 1:
-        raise ResourceError(
-            "attention_decode: q, k_cache and v_cache are on one device, got "
-            + ", ".join(f"{name} on {array.device}" for name, array in arrays.items()),
-            hint="move them with .to(device)",
-        )
+    check_devices("attention_decode: q, k_cache and v_cache", arrays)
     if keys.dtype != value.dtype:
         raise DTypeError(
             f"attention_decode: k_cache and v_cache have one dtype, got {keys.dtype} and "

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from .captured import MAX_FUNCTIONS, remembered
-from .errors import DTypeError, LayoutError
+from .errors import DTypeError, LayoutError, ResourceError
 from .kernels import score_mods
 from .kernels.attention_factors import BLOCK
 from .kernels.attention_scores import FAR, Edges, Mods
@@ -215,6 +215,24 @@ def check_array(
         raise DTypeError(f"attention: {name} is {' or '.join(dtypes)}, got {array.dtype}")
     check_address("attention", name, array)
     return array
+
+
+def check_devices(what: str, arrays: dict[str, ArrayView]) -> None:
+    """Refuses arrays on several devices.
+
+    Args:
+        what: the call, and what they are: "attention: q, k and v".
+        arrays: by name.
+
+    Raises:
+        ResourceError: they are.
+    """
+    if len({array.device for array in arrays.values()}) > 1:
+        raise ResourceError(
+            f"{what} are on one device, got "
+            + ", ".join(f"{name} on {array.device}" for name, array in arrays.items()),
+            hint="move them with .to(device)",
+        )
 
 
 def _bias(bias: Any, shape: tuple[int, ...]) -> tuple[Callable[..., Any], list[Any]]:

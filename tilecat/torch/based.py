@@ -9,7 +9,7 @@ from ..based_backward_call import based_backward
 from ..based_call import based
 from ..kernels.based import FEATURES
 from ..kernels.chunk_tasks import CHUNK
-from .library import define, packed, scale_of, torch
+from .library import absent, define, packed, scale_of, torch
 
 once_differentiable = torch.autograd.function.once_differentiable
 
@@ -34,15 +34,11 @@ def parallel_based(
     return (o, state) if output_final_state else o
 
 
-def _none(like: Any) -> Any:
-    return like.new_empty(0, dtype=torch.float32)
-
-
 def _kernel(
     q: Any, k: Any, v: Any, state: Any, scale: float, norm: bool, wants_state: bool
 ) -> tuple[Any, Any]:  # fmt: skip
     o, last = based(q, k, v, scale, norm, initial_state=state, output_final_state=wants_state)
-    return o, _none(q) if last is None else last
+    return o, absent(q) if last is None else last
 
 
 def _fake(
@@ -58,13 +54,13 @@ def _backward_kernel(
     made = based_backward(
         do, q, k, v, scale, norm, initial_state=state, d_final_state=d_last
     )
-    return tuple(_none(q) if x is None else x for x in made)
+    return tuple(absent(q) if x is None else x for x in made)
 
 
 def _backward_fake(
     do: Any, q: Any, k: Any, v: Any, state: Any, *rest: Any
 ) -> tuple[Any, ...]:
-    first = _none(q) if state is None else state.new_empty(state.shape)
+    first = absent(q) if state is None else state.new_empty(state.shape)
     return (*(x.new_empty(x.shape) for x in (q, k, v)), first)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..delta_rule_backward_call import gated_delta_rule_backward
 from ..delta_rule_call import delta_rule, gated_delta_rule
-from .library import define, packed, scale_of, torch
+from .library import absent, define, offsets, packed, scale_of, torch
 
 once_differentiable = torch.autograd.function.once_differentiable
 CHUNK = 64  # tokens
@@ -36,10 +36,7 @@ def chunk_gated_delta_rule(
             gradient is asked for.
     """
     factor = scale_of("chunk_gated_delta_rule", q, scale)
-    starts = cu_seqlens
-    if isinstance(starts, torch.Tensor) and starts.dtype == torch.int64:
-        starts = starts.to(torch.int32)
-    o, state = _delta(q, k, v, g, beta, initial_state, starts, factor,
+    o, state = _delta(q, k, v, g, beta, initial_state, offsets(cu_seqlens), factor,
                       bool(use_qk_l2norm_in_kernel), bool(output_final_state))  # fmt: skip
     return o, state if output_final_state else None
 
@@ -67,10 +64,6 @@ def chunk_delta_rule(
     )  # fmt: skip
 
 
-def _none(like: Any) -> Any:
-    return like.new_empty(0, dtype=torch.float32)
-
-
 def _delta_kernel(
     q: Any, k: Any, v: Any, g: Any, beta: Any, state: Any, starts: Any, scale: float, norm: bool,
     wants_state: bool,
@@ -80,7 +73,7 @@ def _delta_kernel(
         o, last = delta_rule(q, k, v, beta, *more)
     else:
         o, last = gated_delta_rule(q, k, v, g, beta, *more)
-    return o, _none(q) if last is None else last
+    return o, absent(q) if last is None else last
 
 
 def _delta_fake(
@@ -97,14 +90,14 @@ def _backward_kernel(
     scale: float, norm: bool,
 ) -> tuple[Any, ...]:  # fmt: skip
     made = gated_delta_rule_backward(do, q, k, v, g, beta, scale, state, d_last, norm, starts)
-    return tuple(_none(q) if x is None else x.contiguous() for x in made)
+    return tuple(absent(q) if x is None else x.contiguous() for x in made)
 
 
 def _backward_fake(
     do: Any, q: Any, k: Any, v: Any, g: Any, beta: Any, state: Any, *rest: Any
 ) -> tuple[Any, ...]:
     tensors = (q, k, v, g, beta, state)
-    return tuple(_none(q) if x is None else x.new_empty(x.shape) for x in tensors)
+    return tuple(absent(q) if x is None else x.new_empty(x.shape) for x in tensors)
 
 
 class _Delta(torch.autograd.Function):  # type: ignore[misc]

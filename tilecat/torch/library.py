@@ -189,3 +189,14 @@ def _autocast(operator: Any, device: str, count: int | None) -> Callable[..., An
             return operator(*[cast(arg, dtype) for arg in first], *args[len(first) :])
 
     return rule
+
+
+def offsets(x: Any) -> Any:
+    """Offsets, or numbers of sequences, of 64 bits as s32; others as they are."""
+    wide = isinstance(x, torch.Tensor) and x.dtype == torch.int64
+    return x.to(torch.int32) if wide else x
+
+
+def absent(like: Any) -> Any:
+    """What an operator returns for a tensor of f32 that there is none of: it has no None."""
+    return like.new_empty(0, dtype=torch.float32)

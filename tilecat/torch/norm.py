@@ -8,7 +8,7 @@ from typing import Any
 from .. import norm_call
 from ..norm_call import Norm
 from ..row_arguments import check_number
-from .library import check_tensor, define, torch
+from .library import absent, check_tensor, define, torch
 
 NAMES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 DTYPES = {name: dtype for dtype, name in NAMES.items()}
@@ -55,13 +55,9 @@ def _kernel(
     named = {"weight": weight, "bias": bias, "residual": residual, "rowscale": rowscale}
     made = norm_call.forward("layer_norm_fn", x, named, norm, seed, kept if keep else None,
                              stats=stats)  # fmt: skip
-    none = [x.new_empty(0, dtype=DTYPES.get(kept, x.dtype)), *(_none(x) for _ in range(2))]
+    none = [x.new_empty(0, dtype=DTYPES.get(kept, x.dtype)), *(absent(x) for _ in range(2))]
     return made[0], *(one if one is not None else other
                       for one, other in zip(made[1:], none, strict=True))  # fmt: skip
-
-
-def _none(x: Any) -> Any:
-    return x.new_empty(0, dtype=torch.float32)
 
 
 def _fake(
@@ -120,7 +116,7 @@ def _backward_kernel(
         dy, held, named, (rstd, mean), Norm(eps, p, rms), seed, dtype, residual=residual or None,
         bias=bias or None,
     )  # fmt: skip
-    return tuple(_none(held) if x is None else x for x in made)
+    return tuple(absent(held) if x is None else x for x in made)
 
 
 def _backward_fake(
@@ -130,9 +126,9 @@ def _backward_fake(
     dim = held.shape[-1:]
     return (
         held.new_empty(held.shape, dtype=DTYPES[dtype]),
-        held.new_empty(held.shape, dtype=DTYPES[residual]) if residual else _none(held),
-        _none(held) if weight is None else weight.new_empty(dim),
-        held.new_empty(dim, dtype=DTYPES[bias]) if bias else _none(held),
+        held.new_empty(held.shape, dtype=DTYPES[residual]) if residual else absent(held),
+        absent(held) if weight is None else weight.new_empty(dim),
+        held.new_empty(dim, dtype=DTYPES[bias]) if bias else absent(held),
     )
 
 

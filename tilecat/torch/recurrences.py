@@ -13,7 +13,7 @@ from typing import Any
 from ..linear_attention_backward_call import simple_gla_backward
 from ..linear_attention_call import lightning_decays, simple_gla
 from ..ssd_call import NO_LIMIT, ssd
-from .library import define, packed, scale_of, torch
+from .library import absent, define, offsets, packed, scale_of, torch
 
 once_differentiable = torch.autograd.function.once_differentiable
 
@@ -109,16 +109,10 @@ def mamba_chunk_scan_combined(
     """
     del chunk_size
     y, states = _mamba(
-        x, dt, A, B, C, D, z, dt_bias, initial_states, _offsets(seq_idx), _offsets(cu_seqlens),
+        x, dt, A, B, C, D, z, dt_bias, initial_states, offsets(seq_idx), offsets(cu_seqlens),
         bool(dt_softplus), float(dt_limit[0]), float(dt_limit[1]), bool(return_final_states),
     )  # fmt: skip
     return (y, states) if return_final_states else y
-
-
-def _offsets(x: Any) -> Any:
-    """Whole numbers as s32."""
-    wide = isinstance(x, torch.Tensor) and x.dtype == torch.int64
-    return x.to(torch.int32) if wide else x
 
 
 def _attend(
@@ -126,7 +120,7 @@ def _attend(
     wants_state: bool,
 ) -> tuple[Any, Any]:  # fmt: skip
     factor = scale_of("simple_gla", q, scale)
-    o, last = _gla(q, k, v, g, state, gamma, _offsets(starts), factor, bool(wants_state))
+    o, last = _gla(q, k, v, g, state, gamma, offsets(starts), factor, bool(wants_state))
     return o, last if wants_state else None
 
 
@@ -141,7 +135,7 @@ def _kernel(
         q, k, v, g, gamma, scale, initial_state=state, output_final_state=wants_state,
         cu_seqlens=starts,
     )  # fmt: skip
-    return o, q.new_empty(0, dtype=torch.float32) if last is None else last
+    return o, absent(q) if last is None else last
 
 
 def _fake(
@@ -161,14 +155,14 @@ def _backward_kernel(
         do, q, k, v, g, gamma, scale, initial_state=state, d_final_state=d_last,
         cu_seqlens=starts, wants_d_gamma=wants_d_gamma,
     )  # fmt: skip
-    return tuple(q.new_empty(0, dtype=torch.float32) if x is None else x for x in made)
+    return tuple(absent(q) if x is None else x for x in made)
 
 
 def _backward_fake(
     do: Any, q: Any, k: Any, v: Any, g: Any, state: Any, d_last: Any, gamma: Any, starts: Any,
     scale: float, wants_d_gamma: bool,
 ) -> tuple[Any, ...]:  # fmt: skip
-    none, gates = q.new_empty(0, dtype=torch.float32), gamma if wants_d_gamma else None
+    none, gates = absent(q), gamma if wants_d_gamma else None
     more = (none.clone() if x is None else x.new_empty(x.shape) for x in (g, gates, state))
     return (*(x.new_empty(x.shape) for x in (q, k, v)), *more)
 
@@ -239,7 +233,7 @@ def _mamba_kernel(
 ) -> tuple[Any, Any]:  # fmt: skip
     made = ssd(x, dt, A, B, C, 64, D, z, bias, states, seq_idx, starts, softplus, (low, high),
                wants_states)  # fmt: skip
-    return made if wants_states else (made, x.new_empty(0, dtype=torch.float32))
+    return made if wants_states else (made, absent(x))
 
 
 def _mamba_fake(
