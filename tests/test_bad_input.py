@@ -451,6 +451,7 @@ def test_dims_that_are_parameters_must_agree_with_them():
         LayoutError,
         "attention: parameter D=32 but the arrays have 64",
         at="attention_kernel.compile(",
+        hint="D=64, or leave it out: the arrays say it",
     )
     assert error.kind == "Layout"
 

@@ -195,7 +195,10 @@ def bind(signature: Signature, views: list[Any], params: dict[str, Any]) -> Boun
     dims = {k: v for k, v in extents.items() if k in dict(signature.params)}
     for key, value in dims.items():
         if key in params and params[key] != value:
-            raise LayoutError(f"{name}: parameter {key}={params[key]} but the arrays have {value}")
+            raise LayoutError(
+                f"{name}: parameter {key}={params[key]} but the arrays have {value}",
+                hint=f"{key}={value}, or leave it out: the arrays say it",
+            )
     complete = complete_params(signature, {**params, **dims})
     _check_dtypes(signature, views)
     for index, arg, _ in signature.tensors:

@@ -17,6 +17,7 @@ from tilecat.errors import DTypeError, LayoutError, ScopeError, SyncError, TileE
 
 T32 = "wants an s32 scalar or an int"
 NUMBER = "wanted a run-time scalar or a Python number"
+ELEMENTS = "element by element: tc.select(condition, a, b), tc.maximum, tc.minimum"
 BRANCH = "write `with tc.when(condition):`, or tc.select(condition, a, b)"
 
 
@@ -87,7 +88,16 @@ RULES = (
          "float: a run-time value is not a Python number, got Scalar(f32)", "float(",
          "use it in tilecat's own arithmetic; tc.exp2, tc.log2 and the like take scalars"),
     Rule(lambda k: 1 if k.x else 2, ScopeError,
-         "if: a tile cannot decide a Python branch, got rt[f32, 64, 16]", "1 if k.x"),
+         "if: a tile cannot decide a Python branch, got rt[f32, 64, 16]", "1 if k.x",
+         ELEMENTS),
+    Rule(lambda k: max(k.x, 0), ScopeError,
+         "if: a tile cannot decide a Python branch, got rt[pred, 64, 16]", "max(", ELEMENTS),
+    Rule(lambda k: np.maximum(k.x, 0), ScopeError,
+         "np.maximum: NumPy does not compute with tiles, got rt[f32, 64, 16]", "np.maximum(",
+         "tilecat's own functions do: tc.exp(x), tc.maximum(a, b), a + b, ..."),
+    Rule(lambda k: np.zeros(3) + k.x, ScopeError,
+         "np.add: NumPy does not compute with tiles, got rt[f32, 64, 16]", "np.zeros(3) + ",
+         "tilecat's own functions do: tc.exp(x), tc.maximum(a, b), a + b, ..."),
     Rule(lambda k: tc.shared(st[f32, 64, 16]) < k.x, ScopeError,
          "comparison: only register tiles and vectors are compared, "
          "got st[f32, 64, 16] and rt[f32, 64, 16]", "tc.shared(st[f32, 64, 16]) < k.x",
@@ -111,6 +121,24 @@ RULES = (
          "tc.mask_cols(", "convert it: x.to(tc.s32)"),
     Rule(lambda k: tc.store(k.Y[0, 0], "x"), LayoutError,
          "store: wanted a register tile, got 'x'", "tc.store(", "tc.load(tile)"),
+    Rule(lambda k: tc.store(k.x, k.Y[0, 0]), LayoutError,
+         "store: the place comes first, got rt[f32, 64, 16] and then Y[...]", "tc.store(",
+         "tc.store(Y[...], x)"),
+    Rule(lambda k: k.Y.__setitem__((0, 0), k.x), ScopeError,
+         "Y: a place is stored to, not assigned, got rt[f32, 64, 16]", "k.Y.__setitem__(",
+         "tc.store(Y[...], tile)"),
+    Rule(lambda k: tc.row_max(tc.row_max(k.x)), LayoutError,
+         "row_max: wanted a register tile, got rv[f32, 64]", "tc.row_max(",
+         'of a vector: tc.reduce_vector("max", x)'),
+    Rule(lambda k: tc.reduce_vector("mean", tc.row_max(k.x)), LayoutError,
+         "reduce_vector: by max, min, sum, prod, max_nan, absmax, got 'mean'",
+         "tc.reduce_vector(", '"sum"; a mean is the sum times 1 / length'),
+    Rule(lambda k: tc.rv[f32, 64, "column"], LayoutError,
+         'rv: axis is "row", "col" or "plain", got \'column\'', 'tc.rv[f32, 64, "column"]',
+         'rv[f32, 64, "col"]'),
+    Rule(lambda k: tc.rv[f32, 256, "plain", 3], LayoutError,
+         "rv: a run is of 1, 2, 4 or 8 adjacent values, got 3", 'tc.rv[f32, 256, "plain", 3]',
+         'rv[f32, 256, "plain", 8]'),
     Rule(lambda k: tc.store(tc.shared(st[f32, 64, 32]), k.x), LayoutError,
          "store: shapes must agree, got rt[f32, 64, 16] and st[f32, 64, 32]", "tc.store("),
     Rule(lambda k: tc.store(tc.shared(st[bf16, 64, 16]), k.x), DTypeError,

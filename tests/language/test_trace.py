@@ -349,3 +349,12 @@ def test_printed_names_are_unique():
     defined = [text.split(":")[0].strip() for text in printed.splitlines() if ": rt[" in text]
     assert len(defined) == len(set(defined)) == 4
     assert s32.name in printed
+
+
+def test_numpy_numbers_on_the_left_of_tiles_are_numbers():
+    def body(k: Any) -> Any:
+        y = np.float32(2) * k.x + (np.float64(1) - k.x) + np.int64(4) / (k.x + 1.0)
+        return tc.select(np.float32(7) < k.x, tc.bf16.numpy.type(3) + y, 0.0)
+
+    x = np.arange(64 * 16, dtype=np.float64).reshape(64, 16)
+    np.testing.assert_allclose(run(body), np.where(x > 7, x + 4 + 4 / (x + 1), 0), rtol=1e-6)

@@ -441,6 +441,36 @@ def test_pipeline_holds_shared_tiles(what: str):
     )
 
 
+@pytest.mark.parametrize(
+    "store", [lambda C, c, x: tc.store(c, x), lambda C, c, x: tc.store_async(C[0, 0], c)]
+)
+def test_output_is_stored_by_its_own_method(store):
+    @tc.kernel
+    def k(C: gl[bf16, "M", "N"]):
+        pipe = tc.lcf(consumers=1, stages=1, steps=1, tasks=tc.row_major(1, 1))
+        tile, out = pipe.input(st[bf16, 64, 64]), pipe.output(st[bf16, 64, 64])
+
+        @pipe.load
+        def _(task, step):
+            tc.load_async(tile, C[0, 0])
+
+        @pipe.compute
+        def _(task, step):
+            pass
+
+        @pipe.finish
+        def _(task):
+            store(C, out, tc.zeros(rt[bf16, 64, 64]))
+
+    fails(
+        k.compile,
+        LayoutError,
+        "out: an output is stored by its own method, got out: output of st[bf16, 64, 64] as a tile",
+        at="tc.store",
+        hint="out.store(C[row, col], x)",
+    )
+
+
 @pytest.mark.parametrize("width, whole", [(1, False), (12, False), (97, False), (96, True)])
 def test_threads_store_what_ends_beside_16_bytes(width: int, whole: bool):
     """There TMA would also write what follows each row: those bytes are kept."""

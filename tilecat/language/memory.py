@@ -209,6 +209,11 @@ def store(destination: Any, source: Any) -> None:
         if not isinstance(source, RegVec):
             raise LayoutError(f"store: a shared vector takes a register vector, got {source!r}")
         add(StoreVector(destination.value, source.value))
+    elif isinstance(destination, Registers) and isinstance(source, GlobalTile):
+        raise LayoutError(
+            f"store: the place comes first, got {destination!r} and then {source.arg.name}[...]",
+            hint=f"tc.store({source.arg.name}[...], x)",
+        )
     else:
         add(StoreShared(tile_of(destination, "store"), tile_of(source, "store")))
 

@@ -109,7 +109,10 @@ def col_absmax(tile: RegTile, initial: RegVec | None = None) -> RegVec:
 def reduce_vector(name: str, vector: RegVec) -> Scalar:
     """max, min, sum, prod or absmax of a vector, one scalar for every thread of the scope."""
     if not isinstance(name, str) or name not in REDUCTIONS:
-        raise LayoutError(f"reduce_vector: by {', '.join(REDUCTIONS)}, got {name!r}")
+        raise LayoutError(
+            f"reduce_vector: by {', '.join(REDUCTIONS)}, got {name!r}",
+            hint='"sum"; a mean is the sum times 1 / length',
+        )
     source = registers_of(vector, name)
     kind = source.type
     needs = scratch_bytes(kind, "row") if isinstance(kind, RegVecType) else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from math import gcd
 from typing import Any
@@ -64,12 +65,38 @@ _NEUTRAL = {"add": 0, "sub": 0, "mul": 1, "div": 1, "shl": 0, "shr": 0}
 _COMMUTES = {"add", "mul", "and", "or", "xor"}
 _REFLECTED = {"add": "__radd__", "sub": "__rsub__", "mul": "__rmul__", "div": "__rtruediv__"}
 _CONDITIONS = {"and", "or", "xor"}
+_OPERATORS = {
+    np.add: operator.add,
+    np.subtract: operator.sub,
+    np.multiply: operator.mul,
+    np.divide: operator.truediv,
+    np.less: operator.lt,
+    np.less_equal: operator.le,
+    np.greater: operator.gt,
+    np.greater_equal: operator.ge,
+    np.equal: operator.eq,
+    np.not_equal: operator.ne,
+    np.bitwise_and: operator.and_,
+    np.bitwise_or: operator.or_,
+    np.bitwise_xor: operator.xor,
+}
 
 
 class TileOperand:
     """Base of tiles and vectors: a scalar leaves arithmetic with them to their own operators."""
 
     __slots__ = ()
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **_options: Any) -> Any:
+        """A NumPy number on the left of an operator is a number; NumPy's functions are an error."""
+        left = inputs[0]
+        number = isinstance(left, np.generic | np.ndarray) and left.ndim == 0
+        if number and method == "__call__" and ufunc in _OPERATORS:
+            return _OPERATORS[ufunc](left.item(), *inputs[1:])
+        raise ScopeError(
+            f"np.{ufunc.__name__}: NumPy does not compute with tiles, got {self!r}",
+            hint="tilecat's own functions do: tc.exp(x), tc.maximum(a, b), a + b, ...",
+        )
 
 
 def operand_of(value: Any, what: str = "operand") -> Operand:

@@ -76,7 +76,10 @@ class _NoPythonValue:
 
     def __bool__(self) -> bool:
         """An error: a tile decides no Python branch."""
-        raise ScopeError(f"if: a tile cannot decide a Python branch, got {self!r}")
+        raise ScopeError(
+            f"if: a tile cannot decide a Python branch, got {self!r}",
+            hint="element by element: tc.select(condition, a, b), tc.maximum, tc.minimum",
+        )
 
     def _compared(self, other: Any) -> Any:
         raise ScopeError(

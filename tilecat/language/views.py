@@ -25,7 +25,7 @@ from typing import Any
 
 from ..builder import add, current
 from ..dtypes import DType
-from ..errors import LayoutError
+from ..errors import LayoutError, ScopeError
 from ..ir import TensorArg
 from ..ops.places import BROADCAST, Bounds, tma_reaches
 from ..ops.scalar import Extent, require_s32
@@ -204,6 +204,13 @@ class GlobalTensor:
             if not is_vector(item):
                 require_s32(self.arg.name, operand_of(item, self.arg.name))
         return GlobalTile(self, items)
+
+    def __setitem__(self, index: Any, new: Any) -> None:
+        """An error: places are stored to by a function."""
+        raise ScopeError(
+            f"{self.arg.name}: a place is stored to, not assigned, got {new!r}",
+            hint=f"tc.store({self.arg.name}[...], tile)",
+        )
 
     def _check_count(self, items: tuple[Any, ...]) -> None:
         if len(items) != self.rank:

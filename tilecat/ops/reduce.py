@@ -82,7 +82,10 @@ class Reduce(Op):
         """A vector of the tile."""
         kind = self.tile.type
         if not isinstance(kind, RegTileType):
-            raise LayoutError(f"{self.axis}_{self.name}: wanted a register tile, got {kind}")
+            raise LayoutError(
+                f"{self.axis}_{self.name}: wanted a register tile, got {kind}",
+                hint=f'of a vector: tc.reduce_vector("{self.name}", x)',
+            )
         require_numbers(f"{self.axis}_{self.name}", kind.dtype)
         if self.axis == "col" and not kind.layout.fragment.of_mma:
             raise LayoutError(

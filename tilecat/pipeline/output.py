@@ -63,6 +63,23 @@ class Output:
         self.by_tma = False  # TMA reads its buffers, in some store
         self.waits: list[tuple[Block, BulkWait]] = []  # for TMA, before its buffers are written
 
+    def __repr__(self) -> str:
+        """Its name and type."""
+        return f"{self.alloc.name}: output of {self.kind}"
+
+    @property
+    def tile(self) -> SharedTile:
+        """An error: an output has no tile that a kernel could name."""
+        name = self.alloc.name
+        raise LayoutError(
+            f"{name}: an output is stored by its own method, got {self!r} as a tile",
+            hint=f"{name}.store(C[row, col], x)",
+        )
+
+    def store_to(self, *_place: Any) -> SharedTile:
+        """An error, of `tc.store_async` and its like."""
+        return self.tile
+
     @property
     def own_bytes(self) -> int:
         """Shared memory of its own."""

@@ -217,11 +217,18 @@ class _RegisterVector:
         axis = rest[0] if rest else "row"
         partial = rest[1:] == ["partial"]
         if axis not in ("row", "col", "plain"):
-            raise LayoutError(f'rv: axis is "row", "col" or "plain", got {axis!r}')
+            near = next((a for a in ("col", "plain") if str(axis).startswith(a)), "row")
+            raise LayoutError(
+                f'rv: axis is "row", "col" or "plain", got {axis!r}',
+                hint=f'rv[{dtype}, {length}, "{near}"]',
+            )
         assert isinstance(dtype, DType) and isinstance(length, int), "checked above"
         run = rest[1] if rest[1:] and axis == "plain" else 1
         if isinstance(run, bool) or run not in RUNS:
-            raise LayoutError(f"rv: a run is of 1, 2, 4 or 8 adjacent values, got {run!r}")
+            raise LayoutError(
+                f"rv: a run is of 1, 2, 4 or 8 adjacent values, got {run!r}",
+                hint=f'rv[{dtype}, {length}, "plain", 8]',
+            )
         if dtype.bits != 32 and not (run > 1 and dtype.is_float and dtype.bits == 16):
             raise DTypeError(
                 f"rv: a register vector has 32-bit elements, got {dtype.name}",
