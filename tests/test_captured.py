@@ -14,6 +14,12 @@ from tilecat.captured import remembered
 module = ModuleType("settings")
 
 
+class Narrow:
+    """An object without a dict."""
+
+    __slots__ = ("factor",)
+
+
 class Settings:
     """What functions below read."""
 
@@ -27,7 +33,7 @@ class Settings:
         return x * self.factor
 
 
-settings = Settings(1.0)
+settings, narrow, members = Settings(1.0), Narrow(), {1}
 settings.inner.outer = settings  # an object that holds itself
 
 
@@ -47,11 +53,15 @@ def of_module(x, at):
     return x * module.factor
 
 
+def of_slot(x, at):
+    return x * narrow.factor
+
+
 @pytest.mark.parametrize(
     ("function", "owner", "name"),
     [(of_attribute, settings, "factor"), (of_inner, settings.inner, "factor"),
      (of_class, Settings, "shared"), (of_module, module, "factor"),
-     (settings.method, settings, "factor")],
+     (of_slot, narrow, "factor"), (settings.method, settings, "factor")],
 )  # fmt: skip
 def test_a_changed_attribute_is_another_function(function, owner, name, monkeypatch):
     monkeypatch.setattr(owner, name, 1.0, raising=False)
@@ -62,6 +72,27 @@ def test_a_changed_attribute_is_another_function(function, owner, name, monkeypa
     assert other != first and other(2.0, None) == 6.0
     monkeypatch.setattr(owner, name, 1.0)
     assert remembered(function) is first
+
+
+def test_a_changed_set_is_another_function(monkeypatch):
+    def of_set(x, at):
+        return x * (1 in members)
+
+    first = remembered(of_set)
+    monkeypatch.setitem(globals(), "members", set())
+    assert remembered(of_set) is not first
+    members.add(1)
+    assert remembered(of_set) is first
+
+
+def test_a_changed_function_of_a_module_is_another_function(monkeypatch):
+    def of_function(x, at):
+        return module.scaled(x)
+
+    monkeypatch.setattr(module, "scaled", lambda x: x, raising=False)
+    first = remembered(of_function)
+    monkeypatch.setattr(module, "scaled", lambda x: x * 2)
+    assert remembered(of_function)(1, None) == 2 and remembered(of_function) is not first
 
 
 def test_objects_that_are_alike_are_two():

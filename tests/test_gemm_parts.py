@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
@@ -185,6 +186,18 @@ def test_memory_grows_and_its_flags_are_zero(streams):
     more, zeros = given(places=many)
     assert more.shape[0] >= 64 * many and zeros.shape[0] >= many and not zeros.any()
     assert given()[1] is zeros
+
+
+def test_memory_that_nobody_reads_outlives_its_growth(streams, monkeypatch):
+    monkeypatch.setattr(workspace, "_unread", {})
+    monkeypatch.setattr(workspace, "_outgrown", [])
+    first = workspace.unread(np.zeros(1), 8)
+    again = weakref.ref(first)  # a captured graph knows its address alone
+    assert workspace.unread(np.zeros(1), 16) is first
+    more = workspace.unread(np.zeros(1), first.size + 1)
+    assert more.size >= 2 * first.size
+    del first
+    assert again() is not None
 
 
 def test_a_captured_graph_has_memory_of_its_own(streams):

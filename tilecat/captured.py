@@ -7,7 +7,8 @@ an object there, or in a function that it calls, is another.
 
 from __future__ import annotations
 
-from types import CodeType, FunctionType, MethodType, ModuleType
+import sys
+from types import CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -107,6 +108,8 @@ def _value(value: Any, outer: tuple[Any, ...], used: list[str]) -> Any:
         return kind, value
     if kind in (tuple, list):
         return kind, tuple([_value(x, outer, used) for x in value])
+    if kind in (set, frozenset):
+        return kind, frozenset([_value(x, outer, used) for x in value])
     if kind is dict:
         return kind, tuple([(key, _value(x, outer, used)) for key, x in value.items()])
     if isinstance(value, np.ndarray | np.generic) and value.size <= MAX_ELEMS:
@@ -124,7 +127,9 @@ def _value(value: Any, outer: tuple[Any, ...], used: list[str]) -> Any:
 def _held(value: Any, used: list[str]) -> list[tuple[str, Any]]:
     """Attributes of an object of a user's, of its class, or of a module: those that may be read."""
     if isinstance(value, ModuleType):
-        plain = (*PLAIN, tuple, list, dict, np.ndarray)
+        root = value.__name__.partition(".")[0]
+        known = root in LIBRARIES or root in sys.stdlib_module_names
+        plain = (*PLAIN, tuple, list, dict, np.ndarray, *(() if known else (FunctionType,)))
         return [(name, x) for name in used if type(x := vars(value).get(name, value)) in plain]
     kind = value if isinstance(value, type) else type(value)
     if kind.__module__.partition(".")[0] in LIBRARIES:
@@ -133,5 +138,7 @@ def _held(value: Any, used: list[str]) -> list[tuple[str, Any]]:
     for owner in reversed(kind.__mro__[:-1]):
         found |= {name: x for name, x in vars(owner).items() if name in used}
     if value is not kind:
+        slots = [name for name, x in found.items() if type(x) is MemberDescriptorType]
+        found |= {name: getattr(value, name, None) for name in slots}
         found |= getattr(value, "__dict__", {})
     return list(found.items())

@@ -227,54 +227,6 @@ def test_scalars_of_all_warps_meet_once(warps: int, cluster: int):
     assert all(access.ways == 1 for access in accesses), accesses
 
 
-@tc.kernel
-def centred(X: gl[bf16, "M", "D"], Y: gl[f32, "M", "D"], *, D, cluster=1, chunks=1, stages=2):
-    """Y = X - max(X), each row behind the largest of the next."""
-    rows = tc.rows(X.rows, shared_by="cta", cluster=cluster, ahead=0, stages=stages)
-    each = D // (rows.parts * chunks)
-    x = rows.input(sv[bf16, each], chunks=chunks)
-
-    def piece():
-        return tc.cast(tc.load(x.vector, rv[bf16, each, "plain", 8]), f32)
-
-    @rows.load
-    def _(row):
-        x.load(X.at(row, (rows.part * chunks + x.chunk) * each))
-
-    @rows.compute
-    def _(row):
-        top = tc.full(rv[f32, each, "plain", 8], float("-inf"))
-        for _ in x.parts():
-            tc.maximum(top, piece(), out=top)
-        rows.send(tc.reduce_vector("max", top))
-
-    @rows.behind
-    def _(row):
-        top = tc.reduce_vector("max", rows.receive(float("-inf"))[0])
-        for chunk in x.parts(last=True):
-            tc.store(Y[row, rows.part * chunks + chunk], piece() - top)
-
-
-@pytest.mark.parametrize(("cluster", "chunks", "stages"), [(1, 1, 2), (2, 2, 5), (4, 1, 3)])
-def test_rows_behind_the_next(cluster: int, chunks: int, stages: int):
-    width = 1024 * cluster * chunks
-    x = np.random.default_rng(0).standard_normal((9, width)).astype(BF16)
-    exact = x.astype(np.float32) - x.astype(np.float32).max(1, keepdims=True)
-
-    def check(args: list[Any]) -> None:
-        np.testing.assert_array_equal(args[1], exact)
-
-    check_schedules(centred, lambda: [x, np.full(x.shape, np.nan, np.float32)], check,
-                    grid=2 * cluster, D=width, cluster=cluster, chunks=chunks,
-                    stages=stages)  # fmt: skip
-
-
-def test_rows_behind_want_two_in_shared_memory():
-    fails(lambda: centred.compile(D=2048, chunks=2, stages=3), LayoutError,
-          "rows.behind: two rows lie in shared memory, 4 chunks, got stages=3", at="tc.rows(",
-          hint="tc.rows(..., stages=4)")  # fmt: skip
-
-
 def test_chunks_are_of_one_input():
     @tc.kernel
     def k(X: gl[bf16, "M", 4096]):

@@ -156,7 +156,7 @@ class Staging:
     def begin(self, turn: Any, *, waited: bool = False) -> None:
         """The turn-th row: of parts in one chunk, it is waited for here, if it was not before."""
         for given in self.inputs:
-            given.turn, given.waited, given.freed = turn, waited, False
+            given.turn, given.waited, given.freed = turn, waited and given.waited, False
             if given.chunks == 1:
                 for _ in given.parts():
                     pass

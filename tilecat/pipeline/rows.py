@@ -252,6 +252,7 @@ class Rows:
         with builder.located(self.loc):
             self.holes.require("rows_load", self.loc)
             self.holes.require("rows_compute", self.loc)
+            self._check_behind()
             body = builder.child()
             name = "shared rows" if self.shared else "rows"
             kernel.roles.append(Threads(0, kernel.threads - 1, name))
@@ -270,36 +271,43 @@ class Rows:
         elif self.ahead == 0:
             for row in range_(first, self.count, stride):
                 now = self._registers("load", self.holes.call("rows_load", row))
-                self._compute(row, *now, *started)
+                self._row("compute", row, *now, *started)
+                self.turn += 1
         else:
             now = self._registers("load", self.holes.call("rows_load", first))
             for row in range_(first, self.count, stride):
                 ahead = self._registers("load", self.holes.call("rows_load", row + stride))
-                self._compute(row, *now, *started)
+                self._row("compute", row, *now, *started)
+                self.turn += 1
                 for place, loaded in zip(now, ahead, strict=True):
                     copy(place, loaded)
         self.holes.call("rows_finish", *started)
         if self.cluster > 1:
             cluster_sync()  # no CTA leaves while another may still write to it
 
-    def _compute(self, row: Any, *values: Registers) -> None:
-        """The hole; after one exchange alone CTAs meet again, before the next row's writes."""
+    def _row(self, hole: str, row: Any, *values: Registers) -> None:
+        """A hole; after one exchange alone CTAs meet again, before the next row's writes."""
         before = self.exchanges
-        self.holes.call("rows_compute", row, *values)
+        self.holes.call(f"rows_{hole}", row, *values)
         if self.exchanges - before == 1:
             cluster_sync()
-        if not self.staging.inputs:
-            self.turn += 1
+
+    def _check_behind(self) -> None:
+        """Raises: LayoutError: fewer than two rows in shared memory, for `behind`."""
+        inputs = self.staging.inputs
+        if "rows_behind" not in self.holes or inputs and inputs[0].stages >= 2 * inputs[0].chunks:
+            return
+        got = f"stages={inputs[0].stages}" if inputs else "no rows.input"
+        chunks = 2 * inputs[0].chunks if inputs else 2
+        hint = f"tc.rows(..., stages={chunks})" if inputs else "x = rows.input(...)"
+        raise LayoutError(
+            f"rows.behind: two rows lie in shared memory, {chunks} chunks, got {got}",
+            loc=self.loc, hint=hint,
+        )  # fmt: skip
 
     def _staged(self, first: Any, stride: Any, started: tuple[Registers, ...]) -> None:
         """Rows in shared memory: each warp loads its part ahead, waits, computes, loads again."""
         staging, given = self.staging, self.staging.inputs[0]
-        if "rows_behind" in self.holes and given.stages < 2 * given.chunks:
-            raise LayoutError(
-                "rows.behind: two rows lie in shared memory, "
-                f"{2 * given.chunks} chunks, got stages={given.stages}",
-                loc=self.loc, hint=f"tc.rows(..., stages={2 * given.chunks})",
-            )  # fmt: skip
         for stage in range_(given.stages) if given.stages > 2 else range(given.stages):
             self._load_chunk(first + stage // given.chunks * stride, stage, stage % given.chunks)
         if "rows_behind" not in self.holes:
@@ -312,7 +320,7 @@ class Rows:
             with when(row < self.count):
                 staging.begin(self.turn)
                 self.now = self.turn
-                self.holes.call("rows_compute", row, *started)
+                self._row("compute", row, *started)
             with when(self.turn > 0):
                 staging.begin(self.turn - 1, waited=True)
                 self._half("behind", row - stride, stride, started)
@@ -322,10 +330,7 @@ class Rows:
         """The hole that reads a row for the last time, and gives its chunks back."""
         given = self.staging.inputs[0]
         self.places, self.now = (row, stride), given.turn
-        if hole == "compute":
-            self._compute(row, *started)
-        else:
-            self.holes.call("rows_behind", row, *started)
+        self._row(hole, row, *started)
         if not given.freed:
             for _ in given.parts(last=True):
                 pass
@@ -338,6 +343,9 @@ class Rows:
 
     def _free(self, given: RowInput) -> None:
         """This warp has read the current chunk: another takes its place."""
+        if self.places is None:
+            raise ScopeError("x.parts: with rows.behind that hole reads a row for the last time, "
+                             "got last=True in compute", hint="last=True in behind")  # fmt: skip
         add(WarpSync())
         row = given.ahead(*self.places)
         self._load_chunk(row, given.stage, given.chunk)

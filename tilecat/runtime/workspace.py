@@ -50,6 +50,7 @@ class _Memory:
 
 _memories: dict[tuple[Any, ...], _Memory] = {}
 _unread: dict[tuple[Any, ...], Any] = {}
+_outgrown: list[Any] = []  # of those: graphs that were captured, and other streams, write to them
 
 
 def allocates(x: Any) -> bool:
@@ -99,7 +100,9 @@ def unread(like: Any, elems: int) -> Any:
     found = _unread.get((library, device))
     if found is None or found.shape[0] < elems:
         with deferred.driver().capture_relaxed():
-            found = empty(like, (max(elems, LEAST_ELEMS),), "f32")
+            least = LEAST_ELEMS if found is None else 2 * found.shape[0]
+            _outgrown.append(found)
+            found = empty(like, (max(elems, least),), "f32")
         _unread[library, device] = found
     return found
 
