@@ -388,18 +388,19 @@ def test_task_has_its_coordinates():
 
 
 @pytest.mark.parametrize(
-    ("finish", "message"),
+    ("finish", "message", "hint"),
     [
-        (lambda k: k.c.store(k.C[0, 0], 3), "output.store: stores a register tile, got 3"),
+        (lambda k: k.c.store(k.C[0, 0], 3), "output.store: stores a register tile, got 3",
+         "c.store(C[row, col], x)"),
         (lambda k: k.c.store(k.C, k.acc),
-         "output.store: wants C[row, col], got C: gl[bf16, M, N]"),
+         "output.store: wants C[row, col], got C: gl[bf16, M, N]", "c.store(C[row, col], x)"),
         (lambda k: k.c.store(k.C[0, 0], tc.zeros(rt[f32, 64, 32])),
-         "output.store: the output is st[bf16, 64, 64], got rt[f32, 64, 32]"),
+         "output.store: the output is st[bf16, 64, 64], got rt[f32, 64, 32]", None),
     ],
 )  # fmt: skip
-def test_output_stores_a_tile_of_its_shape(finish, message: str):
+def test_output_stores_a_tile_of_its_shape(finish, message: str, hint: str | None):
     error = pytest.raises(LayoutError, compile_it(finish=finish)).value
-    assert error.message == message
+    assert (error.message, error.hint or None) == (message, hint)
 
 
 # ---- declarations

@@ -68,12 +68,16 @@ class Output:
         return f"{self.alloc.name}: output of {self.kind}"
 
     @property
+    def _example(self) -> str:
+        """How it is stored, for hints."""
+        return f"{self.alloc.name}.store(C[row, col], x)"
+
+    @property
     def tile(self) -> SharedTile:
         """An error: an output has no tile that a kernel could name."""
-        name = self.alloc.name
         raise LayoutError(
-            f"{name}: an output is stored by its own method, got {self!r} as a tile",
-            hint=f"{name}.store(C[row, col], x)",
+            f"{self.alloc.name}: an output is stored by its own method, got {self!r} as a tile",
+            hint=self._example,
         )
 
     def store_to(self, *_place: Any) -> SharedTile:
@@ -118,9 +122,13 @@ class Output:
         that lies across the end of a view, plain stores.
         """
         if not isinstance(destination, GlobalTile):
-            raise LayoutError(f"output.store: wants C[row, col], got {destination!r}")
+            raise LayoutError(
+                f"output.store: wants C[row, col], got {destination!r}", hint=self._example
+            )
         if not isinstance(tile, RegTile):
-            raise LayoutError(f"output.store: stores a register tile, got {tile!r}")
+            raise LayoutError(
+                f"output.store: stores a register tile, got {tile!r}", hint=self._example
+            )
         if tile.type.shape != self.kind.shape:
             raise LayoutError(f"output.store: the output is {self.kind}, got {tile.type}")
         if destination.arg.type.dtype != self.kind.dtype:
