@@ -329,6 +329,20 @@ def in_a_loop(ring: Any) -> None:
         ring.release()
 
 
+def test_a_ring_is_not_used_behind_its_release():
+    make, _ = arrays(1, 64)
+
+    def ends(ring: Any) -> None:
+        ring.release()
+        tc.load(ring.tile)
+
+    fails(
+        lambda: handed_on(ends).compile(*(x[0] for x in make())), SyncError,
+        "ring p: its stage is used before it is published or released, got a use behind that",
+        at="ring.tile)", hint="publish and release behind the last use of a step",
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("ends", "got"),
     [(twice, "for the second time"), (in_a_loop, "inside of a branch or a loop")],

@@ -221,6 +221,11 @@ class Ring:
     def touch(self) -> None:
         """A tile of the current stage is used: the first use in a step waits for it."""
         visit = self.visit
+        if visit is not None and self in visit.done:
+            raise SyncError(
+                f"ring {self.name}: its stage is used before it is published or released, got a "
+                "use behind that", hint="publish and release behind the last use of a step",
+            )  # fmt: skip
         if visit is None or self in visit.rings or self.kept:
             return
         if self._rate not in ("", visit.rate):
