@@ -43,6 +43,7 @@ class Builder:
         self.default_loc = kernel.loc
         self.finalizers: list[Any] = []
         self.broken: TileError | None = None
+        self.products: list[tuple[Any, Loc | None]] = []  # `a @ b` not yet added, and their lines
         # Keyed by the blocks themselves: an id can come back when a dropped block is freed.
         self._seen: dict[Block, dict[tuple[Any, ...], Op]] = {}
         self.last_branch: tuple[Block, int, Any] | None = None  # what a tc.otherwise would follow
@@ -85,6 +86,18 @@ class Builder:
     def loc(self) -> Loc | None:
         """The user's line on the stack, or the line template code stands for."""
         return caller_loc(self.boundary) or self.default_loc
+
+    def check_products(self) -> None:
+        """Refuses `a @ b` that no accumulator has taken.
+
+        Raises:
+            LayoutError: there is one.
+        """
+        for product, loc in self.products:
+            raise LayoutError(
+                f"@: by itself a product is no tile, got {product!r}", loc=loc,
+                hint="tc.mma_AB(acc, a, b)",
+            )  # fmt: skip
 
     def check_unbroken(self) -> None:
         """Raises the error of a run-time loop left by `break`."""

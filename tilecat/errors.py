@@ -101,8 +101,12 @@ def caller_loc(boundary: CodeType | None = None) -> Loc | None:
     frame = user_frame(boundary)
     if frame is None:
         return None
-    code = frame.f_code
-    return Loc(code.co_filename, frame.f_lineno, _column(code, frame.f_lasti))
+    return loc_in(frame.f_code, frame.f_lineno, frame.f_lasti)
+
+
+def loc_in(code: CodeType, line: int, lasti: int) -> Loc:
+    """The place of an instruction: its file, its line, the column where its expression starts."""
+    return Loc(code.co_filename, line, _column(code, lasti))
 
 
 class TileError(Exception):

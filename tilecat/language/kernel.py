@@ -17,6 +17,7 @@ from ..errors import DTypeError, LayoutError, Loc, ScopeError, TileError
 from ..ir import Block, Kernel, ScalarArg, TensorArg
 from ..ops.scalar import ScalarArgument
 from ..tiles import GlobalType
+from .explain import explained
 from .scalars import Scalar
 from .views import GlobalTensor
 
@@ -280,23 +281,38 @@ def trace(
     )
     builder = Builder(kernel, arch, trace.__code__)
     with builder.tracing():
-        handles: list[Any] = []
-        for arg in args:
-            if isinstance(arg, TensorArg):
-                handles.append(GlobalTensor(arg))
-            else:
-                handles.append(Scalar(builder.add(ScalarArgument(arg)).result))
-        result = function(*handles, **dict(specialization.params))
-        if result is not None:
-            raise ScopeError(
-                f"{signature.name}: a kernel returns nothing, got {result!r}",
-                loc=signature.loc,
-                hint="write results to a tensor argument",
-            )
-        for finalize in builder.finalizers:
-            finalize()
-        builder.check_unbroken()
+        try:
+            _run(function, signature, builder)
+        except TileError:
+            raise
+        except Exception as error:
+            found = explained(error, builder.default_loc)
+            if found is None:
+                raise
+            raise found from error
     return kernel
+
+
+def _run(function: Callable[..., Any], signature: Signature, builder: Builder) -> None:
+    """Calls the function on the kernel's arguments, and what a template builds behind it."""
+    kernel = builder.kernel
+    handles: list[Any] = []
+    for arg in kernel.args:
+        if isinstance(arg, TensorArg):
+            handles.append(GlobalTensor(arg))
+        else:
+            handles.append(Scalar(builder.add(ScalarArgument(arg)).result))
+    result = function(*handles, **kernel.params)
+    if result is not None:
+        raise ScopeError(
+            f"{signature.name}: a kernel returns nothing, got {result!r}",
+            loc=signature.loc,
+            hint="write results to a tensor argument",
+        )
+    for finalize in builder.finalizers:
+        finalize()
+    builder.check_unbroken()
+    builder.check_products()
 
 
 def _arguments(signature: Signature, spec: Specialization) -> list[TensorArg | ScalarArg]:

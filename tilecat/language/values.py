@@ -346,6 +346,8 @@ class Product:
     def __init__(self, a: Any, b: Any):
         self.a = a
         self.b = b
+        builder = current()
+        builder.products.append((self, builder.loc()))
 
     def __repr__(self) -> str:
         """Its operands."""
@@ -353,6 +355,8 @@ class Product:
 
     def add_to(self, acc: RegTile, sign: int) -> RegTile:
         """`acc += sign * (a @ b)`."""
+        waiting = current().products
+        waiting[:] = [entry for entry in waiting if entry[0] is not self]
         a, minus = self.a, sign < 0
         if minus and current().scope is Scope.WARP:
             a, minus = -a, False

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..builder import add, current
-from ..errors import LayoutError, ResourceError
+from ..errors import LayoutError, ResourceError, SyncError
 from ..ir import Block, Value
 from ..language.control import otherwise, when
 from ..language.regions import Region
@@ -60,6 +60,7 @@ class Output:
         self.over: Slots | None = None  # the input in whose free stage it lies
         self.finishing = False  # the finish hole is being traced
         self.fresh = 0  # panels of that stage that nothing uses yet
+        self.stored = False  # by some hole
         self.by_tma = False  # TMA reads its buffers, in some store
         self.waits: list[tuple[Block, BulkWait]] = []  # for TMA, before its buffers are written
 
@@ -143,6 +144,7 @@ class Output:
                 hint="fewer stages or smaller tiles",
             )
         check_cache("output.store", cache)
+        self.stored = True
         region = destination.region(*self.kind.shape)
         step = self.buffers if self.buffers == self.num_panels else 1
         for first in range(0, self.num_panels, step):
@@ -265,6 +267,19 @@ class Output:
             number = operand_of(named(binary("add", self.consumer, self.first + 1), "barrier"))
             add(NamedBarrier(number, CONSUMER_THREADS))
         self.over.ring.release()
+
+    def require_stored(self) -> None:
+        """Refuses an output that no hole has stored.
+
+        Raises:
+            SyncError: its tensor would keep what it was.
+        """
+        if not self.stored:
+            raise SyncError(
+                f"{self.alloc.name}: an output is stored in a hole, got none that stores {self!r}",
+                loc=self.alloc.loc,
+                hint=f"{self._example} in finish",
+            )
 
     def drain(self) -> None:
         """Before a consumer exits: all its stores have been read; in a free stage each task's were.

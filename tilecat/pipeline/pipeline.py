@@ -39,7 +39,7 @@ from .role import Role, check_tile, name_of
 from .scheduler import Schedule, Task
 from .scratch import Scratch
 from .slots import Slots, finish_step
-from .storing import Storing
+from .storing import Storing, check_stores
 
 MAX_STAGES = 32
 MAX_COUNT = 64  # tiles of one input a stage; shared memory ends far below
@@ -334,6 +334,7 @@ class Pipeline:
             self._sections()
             for ring in rings:
                 ring.seal()
+            check_stores(self)
 
     def _check_holes(self) -> None:
         self.holes.require("load", self.loc)

@@ -6,10 +6,12 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from ..builder import add, current
+from ..errors import SyncError
 from ..ir import Block, Op, ScalarArg, Scope, TensorArg
 from ..language.control import range_
 from ..language.scalars import Var, var
 from ..ops.copies import CopyByThreads
+from ..ops.inline import Inline
 from ..ops.sync import NamedBarrier
 from ..ops.tma import BulkStore, BulkWait, TmaStore
 from .holes import Holes
@@ -102,6 +104,21 @@ class Storing(Party):
         before.set(ring.stage)
         count.set(1)
         ring.advance()
+
+
+def check_stores(pipe: Pipeline) -> None:
+    """Refuses a pipeline whose results nobody sees.
+
+    Raises:
+        SyncError: a declared output is not stored, or nothing is.
+    """
+    for output in [some for role in pipe.roles for some in role.outputs]:
+        output.require_stored()
+    if not any(op.stores or isinstance(op, Inline) for op in pipe.builder.kernel.body.walk()):
+        raise SyncError(
+            f"{pipe.template}: results are stored to a tensor, got holes that store nothing",
+            loc=pipe.loc, hint="tc.store(C[row, col], x) in finish",
+        )  # fmt: skip
 
 
 def _stores(ops: list[Op]) -> tuple[int | None, bool]:
