@@ -28,8 +28,12 @@ from .subjects import NO_OUTPUT, Subject, verdict
 CLOSED = "the next one closes both groups"
 COVERED = "the fence before covers these registers too"
 WHOLE = "the products that read the tile are the whole warpgroup's"
-# Products of four sums at a time are waited for together, of two at the end of 1024.
+LATER = "the products that read v_0 stand behind the next one too"
+# Products of four sums at a time are waited for together, of two at the end of 1024 and at both
+# ends of causal ones.
 SHORT, LONG = (5, 6, 7, 9, 10, 11, 13), (5, 6, 7, 9, 10, 11, 13, 14, 15)
+CAUSAL = (1, 3, 4, 5, 7, 8, 9, 11)
+HALVES = tuple(n for n in range(1, 32) if n % 4)  # #28: the last products of both are one group
 EVERY = {
     "all: fence.mbarrier_init #1": "kernels of one CTA do without",
     "consumer: setmaxnreg.inc #1": "only ptxas can object",
@@ -47,6 +51,19 @@ EQUIVALENT = {
         **{f"producer: cp.async.bulk.commit_group #{n}": CLOSED for n in range(1, 4)},
         **{f"consumer: wgmma.commit_group #{n}": CLOSED for n in (1, 2, 3, *LONG)},
         **{f"consumer: wgmma.fence #{n + 1}": COVERED for n in (1, 2, 3, *LONG)},
+    },
+    "4096 causal": {
+        **EVERY, "consumer: bar.sync #2": WHOLE,
+        **{f"producer: cp.async.bulk.commit_group #{n}": CLOSED for n in (1, 2)},
+        **{f"consumer: wgmma.commit_group #{n}": CLOSED for n in CAUSAL},
+        **{f"consumer: wgmma.fence #{n + 1}": COVERED for n in CAUSAL},
+    },
+    "8192 causal": {
+        **EVERY, "consumer: fence.proxy.async #2": LATER, "consumer: bar.sync #2": LATER,
+        "consumer: bar.sync #4": WHOLE,
+        **{f"producer: cp.async.bulk.commit_group #{n}": CLOSED for n in range(1, 4)},
+        **{f"consumer: wgmma.commit_group #{n}": CLOSED for n in (*HALVES, 28)},
+        **{f"consumer: wgmma.fence #{n + 1}": COVERED for n in HALVES},
     },
 }  # fmt: skip
 
@@ -116,7 +133,10 @@ def _subject(batch: int, channels: int, length: int, **params: Any) -> Convoluti
 
 SUBJECTS = (
     _subject(5, 9, 1024, causal=False, cols=32, consumers=2, stages=2, in_gate=True),
-    _subject(5, 6, 4096, causal=False, consumers=2, stages=2),  # all of it in the full run alone
+    # In the full run alone, as all shares but the first of the one above.
+    _subject(5, 6, 4096, causal=False, consumers=2, stages=2),
+    _subject(5, 5, 4096, causal=True, consumers=3, stages=2),
+    _subject(3, 5, 8192, causal=True, consumers=2),
 )
 SHARE = 7  # one deletion of so many is tried by default
 SHARES = [
