@@ -19,6 +19,8 @@ from pathlib import Path
 
 import pytest
 
+import tilecat
+
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "tilecat"
 FOLDERS = (PACKAGE, ROOT / "tests", ROOT / "examples", ROOT / "benchmarks", ROOT / "docs")
@@ -31,7 +33,7 @@ REMARK = re.compile(r"\s*# (fmt: skip|type: ignore|noqa).*$")
 # Imports go from a row to the rows above it, and within a row: the order of
 # docs/design/interfaces.md, with the parts it does not name.
 LAYERS = (
-    ("errors", "dtypes", "addresses"),
+    ("errors", "dtypes", "addresses", "later"),
     ("layouts",),
     ("tiles",),
     ("arch",),
@@ -74,6 +76,7 @@ ALONE = {"sim": {"errors", "dtypes", "addresses"}, "codegen": None}
 
 # Imports inside functions: (file, module) -> why. `*` stands for every file.
 LAZY_IMPORTS: dict[tuple[str, str], str] = {
+    ("tilecat/later.py", "*"): "the one door to the calls of kernels, and to the list of kernels",
     ("tilecat/runtime/deferred.py", "*"): "the one door to modules that are slow to import",
     ("*", "torch"): "optional, and takes seconds to import",
     ("*", "cupy"): "optional, and takes seconds to import",
@@ -320,6 +323,39 @@ def test_import_is_quick_and_brings_nothing_heavy(tmp_path):
             break
     # Alone it takes 0.34 s on two slow cores; beside another test half as much again or more.
     assert min(seconds) < 0.7, f"import tilecat takes {min(seconds):.2f} s"
+
+
+PRODUCT_PROBE = """
+import sys
+import tilecat
+tilecat.matmul
+kernels = [name for name in sys.modules if name.startswith("tilecat.kernels.")]
+print(*kernels, *(name for name in sys.modules if name.endswith("_call")))
+"""
+
+
+def test_product_loads_no_other_kernel():
+    out = subprocess.run(
+        [sys.executable, "-c", PRODUCT_PROBE], check=True, capture_output=True, text=True
+    ).stdout.split()
+    assert "tilecat.kernels.gemm" in out
+    others = ("attention", "conv", "scan", "linear", "norm", "rotary", "delta", "based", "_specs")
+    assert [name for name in out if any(other in name for other in others)] == []
+
+
+def test_names_imported_at_first_use_are_those_the_type_checker_sees():
+    tree = tree_of(PACKAGE / "__init__.py")
+    seen = next(node for node in tree.body if isinstance(node, ast.If))
+    typed = {
+        alias.name: node.module
+        for node in seen.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    modules = {"epilogues": "kernels", "score_mods": "kernels"}  # of which they are modules
+    assert typed == {**tilecat._MODULES, **modules}
+    missing = [name for name in tilecat.__all__ if not hasattr(tilecat, name)]
+    assert missing == []
 
 
 def docstring_lines(tree: ast.Module) -> set[int]:

@@ -9,7 +9,7 @@ import pytest
 import reference
 
 import tilecat as tc
-from tilecat import DTypeError, LayoutError
+from tilecat import DTypeError, LayoutError, operators
 from tilecat.kernels.epilogues import Step
 from tilecat.kernels.gemm import matmul as kernel
 from tilecat.kernels.groups import plan_groups
@@ -46,7 +46,7 @@ def close(actual, chain):
 def test_consumers_take_the_tiles_of_groups_in_turn(monkeypatch):
     """As `tc.matmul` chooses for many rows."""
     turns = {"tile_m": 128, "tile_n": 128, "stages": 4, "group": 8, "pingpong": 1}
-    monkeypatch.setattr(tc.operators, "choose", lambda problem: turns)
+    monkeypatch.setattr(operators, "choose", lambda problem: turns)
     counts, n = (0, 130, 70), 136
     a, b, ends = operands(counts, n, 40)
     out = np.full((*a.shape[:-1], n), np.nan, BF16)

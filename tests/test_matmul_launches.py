@@ -10,7 +10,7 @@ import pytest
 from runtime.fake_cuda import forget, installed
 
 import tilecat as tc
-from tilecat import driver, ready
+from tilecat import driver, operators, ready
 from tilecat.codegen.module import PointerParam, ScalarParam, StrideParam, TensorMapParam
 from tilecat.kernels.gemm import matmul as kernel
 from tilecat.runtime import arrays, launch, workspace
@@ -100,7 +100,7 @@ def gpu(monkeypatch):
     monkeypatch.setattr(Tensor, "__module__", "torch")
     monkeypatch.setattr(Parameter, "__module__", "torch")
     cold(monkeypatch)
-    monkeypatch.setattr(tc.operators, "num_sms", lambda device: 132)
+    monkeypatch.setattr(operators, "num_sms", lambda device: 132)
     monkeypatch.setattr(driver.Compiled, "cubin", property(lambda self: self.module))
     launched, learn = cuda.cuLaunchKernel, ready._Known.learn
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from . import dtypes, formats, layouts
 from .driver import KernelFunction, kernel
 from .dtypes import DType, DTypeVar, bf16, e4m3, e5m2, f16, f32, s8, s32, tf32, u8, u32
@@ -173,6 +175,7 @@ from .language.vectors import (
     to_plain,
     to_row_vector,
 )
+from .later import at_first_use
 from .pipeline.ragged import ragged
 from .pipeline.rows import rows
 from .pipeline.scheduler import (
@@ -190,30 +193,56 @@ from .pipeline.split_k import split_k, stream_k
 from .pipeline.templates import lcf, lcsf, roles
 from .tiles import gl, inout, rt, rv, sc, st, sv, tt
 
-# isort: split
-# Kernels are written against the names above.
-from .attention_backward_call import attention_backward
-from .attention_call import attention
-from .attention_decode_call import attention_decode
-from .based_backward_call import based_backward
-from .based_call import based, based_step
-from .cross_entropy_call import cross_entropy, cross_entropy_grad
-from .delta_rule_backward_call import gated_delta_rule_backward
-from .delta_rule_call import delta_rule, gated_delta_rule, gated_delta_rule_step
-from .fft_conv_backward_call import fft_conv_backward
-from .fft_conv_call import fft_conv
-from .hedgehog_call import hedgehog
-from .kernels import epilogues, score_mods
-from .linear_attention_backward_call import simple_gla_backward
-from .linear_attention_call import lightning_attn, linear_attention, simple_gla
-from .norm_call import layer_norm_fn
-from .operators import grouped_matmul, matmul
-from .recurrence_step_call import lightning_attn_step, simple_gla_step, ssd_step
-from .rotary_call import apply_rotary, apply_rotary_qk
-from .scaled_operators import matmul_mxfp4, matmul_mxfp6, matmul_mxfp8, matmul_nvfp4
-from .ssd_call import ssd
+if TYPE_CHECKING:
+    from .attention_backward_call import attention_backward
+    from .attention_call import attention
+    from .attention_decode_call import attention_decode
+    from .based_backward_call import based_backward
+    from .based_call import based, based_step
+    from .cross_entropy_call import cross_entropy, cross_entropy_grad
+    from .delta_rule_backward_call import gated_delta_rule_backward
+    from .delta_rule_call import delta_rule, gated_delta_rule, gated_delta_rule_step
+    from .fft_conv_backward_call import fft_conv_backward
+    from .fft_conv_call import fft_conv
+    from .hedgehog_call import hedgehog
+    from .kernels import epilogues, score_mods
+    from .linear_attention_backward_call import simple_gla_backward
+    from .linear_attention_call import lightning_attn, linear_attention, simple_gla
+    from .norm_call import layer_norm_fn
+    from .operators import grouped_matmul, matmul
+    from .recurrence_step_call import lightning_attn_step, simple_gla_step, ssd_step
+    from .rotary_call import apply_rotary, apply_rotary_qk
+    from .scaled_operators import matmul_mxfp4, matmul_mxfp6, matmul_mxfp8, matmul_nvfp4
+    from .ssd_call import ssd
 
 __version__ = "0.1.0"
+
+# Modules with the calls of kernels, and the names they bring here: imported when a name is first
+# used, so that a program loads the kernels it calls and no others.
+_LATER = {
+    "attention_backward_call": ("attention_backward",),
+    "attention_call": ("attention",),
+    "attention_decode_call": ("attention_decode",),
+    "based_backward_call": ("based_backward",),
+    "based_call": ("based", "based_step"),
+    "cross_entropy_call": ("cross_entropy", "cross_entropy_grad"),
+    "delta_rule_backward_call": ("gated_delta_rule_backward",),
+    "delta_rule_call": ("delta_rule", "gated_delta_rule", "gated_delta_rule_step"),
+    "fft_conv_backward_call": ("fft_conv_backward",),
+    "fft_conv_call": ("fft_conv",),
+    "hedgehog_call": ("hedgehog",),
+    "linear_attention_backward_call": ("simple_gla_backward",),
+    "linear_attention_call": ("lightning_attn", "linear_attention", "simple_gla"),
+    "norm_call": ("layer_norm_fn",),
+    "operators": ("grouped_matmul", "matmul"),
+    "recurrence_step_call": ("lightning_attn_step", "simple_gla_step", "ssd_step"),
+    "rotary_call": ("apply_rotary", "apply_rotary_qk"),
+    "scaled_operators": ("matmul_mxfp4", "matmul_mxfp6", "matmul_mxfp8", "matmul_nvfp4"),
+    "ssd_call": ("ssd",),
+}
+_MODULES = {name: module for module, names in _LATER.items() for name in names}
+_MODULES |= {"epilogues": "kernels.epilogues", "score_mods": "kernels.score_mods"}
+__getattr__ = at_first_use(__name__, _MODULES)
 
 __all__ = [
     "allow_spills",
