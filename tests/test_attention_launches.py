@@ -22,7 +22,7 @@ START, STEP = 1 << 30, 1 << 26
 @pytest.fixture(autouse=True)
 def fresh():
     """Nothing is known of earlier calls, or of earlier drivers."""
-    ready._calls.clear()
+    ready.forget()
     for kernel in (attention_delta, attention_backward, attention_dq):
         kernel._ready.clear()
         kernel._prepared.clear()
@@ -72,7 +72,7 @@ def test_a_ready_call_is_that_of_the_slow_path_whatever_changes(gpu):  # noqa: F
             call(*given, **options)
             warm.setdefault(name, []).append(gpu.ran[before:])
     for name, given, options in calls():
-        ready._calls.clear()
+        ready.forget()
         before = len(gpu.ran)
         call(*given, **options)
         # The first of an alignment allocates twice: what it found known was for another. A key is
@@ -98,7 +98,7 @@ def test_outputs_of_the_forward_and_of_decoding_alone_are_allocated(gpu, monkeyp
     short = q.like(shape=(B, 1, H, D), stride=(H * D, H * D, D, 1))
     caches = [x.like(shape=(B, L, H, D), stride=(L * H * D, H * D, D, 1)) for x in (k, v)]
     for function, given in ((tc.attention, (q, k, v)), (tc.attention_decode, (short, *caches))):
-        ready._calls.clear()
+        ready.forget()
         sizes = []
         for read in (*(False,) * 3, *(True,) * 3):
             out = function(*given, return_lse=read)

@@ -139,7 +139,8 @@ def cold(monkeypatch):
     monkeypatch.setattr(arrays, "_torch_table", {})
     monkeypatch.setattr(launch, "_stream_getters", {})
     arrays.TENSORS.clear()
-    for memory in (ready._calls, ready._seen, kernel._ready, kernel._prepared):
+    ready.forget()
+    for memory in (kernel._ready, kernel._prepared):
         memory.clear()
     for compiled in kernel._compiled.values():
         compiled._launcher = None
@@ -173,12 +174,13 @@ def test_a_ready_launch_is_that_of_the_slow_path_whatever_changes(gpu):
     warm, slow = {}, {}
     for _ in range(3):
         for name, args in changed(a, b, c):
-            tc.matmul(*args)
-            warm.setdefault(name, []).append(gpu.ran[-1])
+            for _ in range(2):  # the second is found by its addresses alone, as the third round is
+                tc.matmul(*args)
+                warm.setdefault(name, []).append(gpu.ran[-1])
     assert (once := gpu.learnt) == len(warm) - 3, "three differ by address or class alone"
     for name, args in changed(a, b, c):
         tc.matmul(*args)
-        assert warm[name] == [gpu.ran[-1]] * 3, name
+        assert warm[name] == [gpu.ran[-1]] * 6, name
     assert gpu.learnt == once, "all of them are known"
     for name, args in changed(a, b, c):
         gpu.cold()
@@ -187,6 +189,35 @@ def test_a_ready_launch_is_that_of_the_slow_path_whatever_changes(gpu):
         assert warm[name][0] == slow[name], name
     different = set(slow) - {"parameter", "wide"}
     assert len({slow[name] for name in different}) == len(different)
+
+
+def outcome(gpu, args):
+    """The launch of a call, or its error."""
+    try:
+        tc.matmul(*args)
+    except tc.TileError as error:
+        return str(error)
+    return gpu.ran[-1]
+
+
+@pytest.mark.parametrize("which", range(3), ids=["a", "b", "out"])
+def test_one_tensor_that_lies_otherwise_is_seen_where_the_addresses_are_known(gpu, which):
+    given = Tensor((64, 128)), Tensor((128, 256)), Tensor((64, 256))
+    m, n = given[which].shape
+    changes = [{"shape": (m - 8, n)}, {"shape": (m, n - 8)}, {"shape": (1, m, n)},
+               {"stride": (n + 8, 1)}, {"stride": (1, m)}, {"dtype": "float16"},
+               {"dtype": "int32"}, {"device": 1}]  # fmt: skip
+    for change in changes:
+        other = list(given)
+        other[which] = given[which].like(**change)
+        gpu.cold()
+        wanted = outcome(gpu, other)
+        for _ in range(4):
+            tc.matmul(*given)
+        launched = gpu.ran[-1]
+        assert len(ready._three) == 1
+        assert outcome(gpu, other) == wanted != launched, change
+        assert outcome(gpu, given) == launched, change
 
 
 def test_a_ready_launch_takes_the_current_stream_and_context(gpu):
@@ -360,5 +391,5 @@ def test_what_is_remembered_is_bounded(gpu, monkeypatch):
     for rows in range(56, 64):
         for _ in range(3):
             tc.matmul(a.like(shape=(rows, 64)), b, Tensor((rows, 64)))
-    assert 0 < len(ready._calls) <= 3 and len(ready._seen) <= 3
+    assert 0 < len(ready._calls) <= 3 and len(ready._seen) <= 3 and len(ready._three) <= 3
     assert all(len(known.launches) <= 3 for known in ready._calls.values())

@@ -23,6 +23,15 @@ NUMBERS = (float, int)
 
 _calls: dict[Any, _Known] = {}
 _seen: set[Any] = set()  # keys of calls that ran once
+# Of three tensors without options, by their addresses: how they lie, and the launch. To look there
+# first takes 0.7 us less of a call than to hash how they lie.
+_three: dict[tuple[int, int, int], tuple[tuple[Any, ...], Callable[[Any], None]]] = {}
+
+
+def forget() -> None:
+    """Forgets every call."""
+    for memory in (_calls, _seen, _three):
+        memory.clear()
 
 
 @dataclass(frozen=True)
@@ -215,6 +224,44 @@ def present(tensors: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple([x for x in tensors if x is not None])
 
 
+def three_again(a: Any, b: Any, out: Any) -> bool:
+    """Launches again what `remember_three` was told of; False unless the tensors lie as then."""
+    if type(a) not in TENSORS or type(b) not in TENSORS or type(out) not in TENSORS:
+        return False
+    found = _three.get((a.data_ptr(), b.data_ptr(), out.data_ptr()))
+    if found is None:
+        return False
+    layout, launch = found
+    (shape_a, shape_b, shape, steps_a, steps_b, steps, dtype_a, dtype_b, dtype,
+     device_a, device_b, device) = layout  # fmt: skip
+    if (
+        a.shape == shape_a and b.shape == shape_b and out.shape == shape
+        and a.stride() == steps_a and b.stride() == steps_b and out.stride() == steps
+        and a.dtype == dtype_a and b.dtype == dtype_b and out.dtype == dtype
+        and a.get_device() == device_a and b.get_device() == device_b
+        and out.get_device() == device
+    ):  # fmt: skip
+        launch(None)
+        return True
+    return False
+
+
+def remember_three(key: Any, a: Any, b: Any, out: Any) -> None:
+    """Keeps the launch of a call that is known and had one, for `three_again`.
+
+    Args:
+        key: of the call: how three tensors lie, and its options, of which there are none.
+        a, b, out: the tensors, all that the call needs.
+    """
+    *layout, options = key
+    known, addresses = _calls[key], (a.data_ptr(), b.data_ptr(), out.data_ptr())
+    launches = known.launches.get(addresses, ())
+    if known.alone and len(launches) == 1 and options == ():
+        if len(_three) >= MAX_CALLS:
+            _three.clear()
+        _three[addresses] = tuple(layout), launches[0]
+
+
 def again(key: Any, given: tuple[Any, ...]) -> tuple[Any, ...] | None:
     """What a call's makers made, launched; None if the call is not known.
 
@@ -279,6 +326,7 @@ def remember(
         found.append((movable, places))
     if key not in _calls and len(_calls) >= MAX_CALLS:
         _calls.clear()
+        _three.clear()
     _calls.setdefault(key, _Known(makers, shared)).learn(addresses, found)
 
 

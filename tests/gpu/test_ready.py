@@ -17,8 +17,7 @@ from tilecat.testing import host_time  # noqa: E402
 
 
 def cold():
-    for memory in (ready._calls, ready._seen):
-        memory.clear()
+    ready.forget()
 
 
 def operands(m, n, k, dtype=torch.bfloat16, seed=0):

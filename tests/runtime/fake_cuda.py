@@ -56,7 +56,7 @@ class FakeCuda:
         return OK, 1000 + device
 
     def cuCtxGetCurrent(self):  # noqa: N802
-        return OK, self.context
+        return OK, real.CUcontext(self.context)
 
     def cuCtxPushCurrent(self, context):  # noqa: N802
         self.pushed.append(self.context)
