@@ -16,7 +16,16 @@ from .gemm_groups import Groups
 from .gemm_parts import Places, places_of
 from .kernels.gemm import matmul as matmul_kernel
 from .model.gemm import standing_for
-from .ready import Launch, addresses_in, again, remember, remember_three, three_again, tokens
+from .ready import (
+    Launch,
+    addresses_in,
+    again,
+    present,
+    remember,
+    remember_three,
+    three_again,
+    tokens,
+)
 from .runtime import deferred
 from .runtime.arrays import ITEM_BYTES, TENSORS, ArrayView, allocator, view
 from .runtime.workspace import allocates
@@ -77,8 +86,7 @@ def matmul(
 
     Raises:
         LayoutError: shapes that do not fit, a read-only or overlapping out.
-        DTypeError: dtypes that are not in the table.
-        ResourceError: arrays on two devices; a CUDA array and no GPU.
+        DTypeError: dtypes not in the table. ResourceError: two devices; a CUDA array and no GPU.
 
     Example: `y = tc.matmul(x, w, epilogue=((tc.epilogues.bias, bias), tc.epilogues.gelu))`
     """
@@ -86,17 +94,22 @@ def matmul(
     plain = scale_a is scale_b is second is out_dtype is None and epilogue == ()
     if not (plain and type(alpha) is type(beta) is float and alpha == 1 and beta == 0):
         more = (_name(out_dtype), alpha, beta, scale_a, scale_b, second, epilogue)
-    elif target is None and out is not None and three_again(a, b, out):
+    elif target is None and three_again(a, b, out):
         return out
-    key = None if target else _key(a, b, out, more)
-    given = (a, b) if out is None else (a, b, out)
-    if (made := again(key, given)) is not None:
-        if out is None:
-            return made[0]
-        remember_three(key, a, b, out)
-        return out
+    key = _key(a, b, out, more) if target is None else None
+    if (known := _again(key, a, b, out)) is not None:
+        return known
     call = prepare(a, b, out, Options(out_dtype, alpha, beta, (scale_a, scale_b), second, epilogue))
-    return _on_machine(call, target) if target is not None else _run(call, key, given, more)
+    return _run(call, key, (a, b, out), more) if target is None else _on_machine(call, target)
+
+
+def _again(key: Any, a: Any, b: Any, out: Any) -> Any:
+    """The output of a call that is known, launched; else None."""
+    made = again(key, (a, b) if out is None else (a, b, out))
+    if made is None or out is None:
+        return made and made[0]
+    remember_three(key, a, b, out)
+    return out
 
 
 def _name(dtype: Any) -> Any:
@@ -108,6 +121,7 @@ def _run(
 ) -> Any:
     """Launches, and remembers how; the output."""
     launch, places = _launch(call)
+    given = present(given)
     if key is not None and _is_for(launch, places, options):
         like, made = view(call.out), (call.out,)[len(given) - 2 :]
         makers = tuple(allocator(x, tuple(like.shape), like.dtype) for x in made)

@@ -145,8 +145,7 @@ class Launcher:
         """Makes launches with a block, for arrays of the same library."""
         if self._first is None:
             return lambda block: partial(self._run, block, args, grid=None)
-        device = args[self._first]
-        current = _stream_reader(device.array, int(device.device.removeprefix("cuda:")))
+        current = _stream_reader(args[self._first].array, self._device_of(args))
         return partial(self._made, current)
 
     def _made(self, current: Callable[[], int], block: _Block) -> Callable[[Any], None]:
