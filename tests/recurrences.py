@@ -150,3 +150,46 @@ def mamba(
         h = h + (dt[:, t, None] * x[:, t])[..., None] * b[:, t, None]
         out[:, t] = (h @ c[:, t, :, None])[..., 0]
     return out, h
+
+
+def mamba_gradients(
+    dy: Any, x: Any, dt: Any, a: Any, b: Any, c: Any, state: Any, d_last: Any, *, skip: Any,
+    z: Any, bias: Any, softplus: bool, limits: tuple[float, float], seq_idx: Any = None,
+) -> tuple[np.ndarray, ...]:  # fmt: skip
+    """Of x, dt, a, b, c, skip, z and the first h of `(C h + D x) silu(z)`, dt as in `ssd`.
+
+    That of a is what each token adds to it, H x T; that of the bias is the sum of dt's.
+
+    Args:
+        dy, x, z: H x T x P. dt: H x T. a, bias: [H]. b, c: G x T x N. skip: H x P.
+        state, d_last: h before, and the gradient of h after, H x P x N.
+        z, bias, seq_idx ([T]): or None.
+    """
+    dy, x, dt, a, b, c, skip = (
+        np.asarray(y).astype(np.float64) for y in (dy, x, dt, a, b, c, skip)
+    )
+    each, offset = len(x) // len(b), dt if bias is None else dt + bias[:, None].astype(np.float64)
+    plain = np.logaddexp(0, offset) if softplus else offset
+    steps = np.clip(plain, *limits)
+    gates = steps * a[:, None]
+    if seq_idx is not None:
+        gates[:, 1:][:, np.diff(seq_idx) != 0] = -np.inf
+    queries, keys = (np.repeat(y, each, axis=0) for y in (c, b))
+    values, skip = x * steps[..., None], skip[:, None]
+    y = gated(queries, keys, values, gates, state.swapaxes(1, 2))[0] + skip * x
+    dn, dz = dy, None
+    if z is not None:
+        z = np.asarray(z).astype(np.float64)
+        s = 1 / (1 + np.exp(-z))
+        dn, dz = dy * z * s, dy * y * s * (1 + z * (1 - s))
+    dq, dk, dv, dg, first = gradients(
+        dn, queries, keys, values, gates, state.swapaxes(1, 2), d_last.swapaxes(1, 2), 1.0
+    )
+    slope = (plain >= limits[0]) & (plain <= limits[1])
+    slope = slope / (1 + np.exp(-offset)) if softplus else slope
+    d_dt = ((dv * x).sum(-1) + dg * a[:, None]) * slope
+    db, dc = (y.reshape(len(b), each, *y.shape[1:]).sum(1) for y in (dk, dq))
+    return (
+        dv * steps[..., None] + skip * dn, d_dt, dg * steps, db, dc, (dn * x).sum(1), dz,
+        first.swapaxes(1, 2),
+    )  # fmt: skip

@@ -58,7 +58,7 @@ LAYERS = (
     ("attention_backward_call", "attention_decode_call"),
     ("scan_call", "scan_segments"),
     ("linear_attention_call", "linear_attention_backward_call", "ssd_call",
-     "recurrence_step_call"),
+     "ssd_backward_call", "recurrence_step_call"),
     ("delta_rule_call", "delta_rule_backward_call", "based_call", "based_backward_call",
      "hedgehog_call"),
     ("fft_plans", "fft_spectra", "fft_conv_call"),

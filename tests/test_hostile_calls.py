@@ -102,7 +102,7 @@ def test_errors_before_a_launch(no_launch, call, kind, message):
 @pytest.mark.parametrize(
     ("name", "what"),
     [("attention_backward", "q"), ("packed_backward", "cu_seqlens_k"), ("grouped_ends", "b"),
-     ("simple_gla_backward", "d_final_state")],
+     ("simple_gla_backward", "d_final_state"), ("ssd_backward", "d_final_states")],
 )  # fmt: skip
 def test_addresses_between_elements_are_refused_before_the_first_of_several_launches(
     no_launch, name, what
@@ -243,6 +243,11 @@ def recurrences() -> Calls:
                          "D": heads, "z": four, "dt_bias": heads, "dt_limit": (0.0, 1.0),
                          "initial_states": single(1, 4, 64, 64),
                          "seq_idx": np.zeros((1, T), np.int32)}),
+        "ssd_backward": (tc.ssd_backward, {
+            "dy": four, "x": four, "dt": single(1, T, 4), "A": heads, "B": group, "C": group,
+            "D": heads, "z": four, "dt_bias": heads, "dt_limit": (0.0, 1.0),
+            "initial_states": single(1, 4, 64, 64), "seq_idx": np.zeros((1, T), np.int32),
+            "d_final_states": single(1, 4, 64, 64)}),
         "simple_gla_step": (tc.simple_gla_step, {"q": step, "k": step, "v": step, "state": state,
                                                  "g": -single(2, 2), "g_gamma": -single(2)}),
         "ssd_step": (tc.ssd_step, {"x": normal(2, 4, 64), "dt": single(2, 4), "A": heads,

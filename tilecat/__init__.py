@@ -213,6 +213,7 @@ if TYPE_CHECKING:
     from .recurrence_step_call import lightning_attn_step, simple_gla_step, ssd_step
     from .rotary_call import apply_rotary, apply_rotary_qk
     from .scaled_operators import matmul_mxfp4, matmul_mxfp6, matmul_mxfp8, matmul_nvfp4
+    from .ssd_backward_call import ssd_backward
     from .ssd_call import ssd
 
 __version__ = "0.1.0"
@@ -238,6 +239,7 @@ _LATER = {
     "recurrence_step_call": ("lightning_attn_step", "simple_gla_step", "ssd_step"),
     "rotary_call": ("apply_rotary", "apply_rotary_qk"),
     "scaled_operators": ("matmul_mxfp4", "matmul_mxfp6", "matmul_mxfp8", "matmul_nvfp4"),
+    "ssd_backward_call": ("ssd_backward",),
     "ssd_call": ("ssd",),
 }
 _MODULES = {name: module for module, names in _LATER.items() for name in names}
@@ -438,6 +440,7 @@ __all__ = [
     "snake",
     "split_k",
     "ssd",
+    "ssd_backward",
     "ssd_step",
     "st",
     "store",

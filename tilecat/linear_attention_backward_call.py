@@ -73,7 +73,7 @@ def _run(
     shapes = _results(call, extents, states, wants_d_gamma)
     results = len(shapes)
     if call.g is not None or wants_d_gamma:
-        shapes |= _beside(extents, sequences, d_state is not None)
+        shapes |= beside(extents, sequences, d_state is not None)
         shapes.setdefault("dg", ((batch, length, heads), "f32"))
     segments = call.cut(dim, max(dim, dim_v))
     makers = [allocator(call.q, *x) for x in shapes.values()]
@@ -87,7 +87,7 @@ def _run(
             made["d_initial"][...] = d_state
     else:
         segments = segments.holding(arrays[len(made) :])
-        backward = _Backward(call, do, d_state, made, sequences, segments)
+        backward = Backward(call, do, d_state, made, sequences, segments)
         run(key, given, arrays, makers, backward.launches)
     return arrays[:results]
 
@@ -111,7 +111,7 @@ def _results(
     return shapes
 
 
-def _beside(extents: tuple[int, ...], sequences: int, last: bool) -> Shapes:
+def beside(extents: tuple[int, ...], sequences: int, last: bool) -> Shapes:
     """Arrays that gradients of gates take: see `gate_gradients`."""
     batch, length, heads, dim, dim_v = extents
     parts, blocks = -(-dim // CHUNK), number_of(batch * length, sequences)
@@ -129,7 +129,7 @@ def _beside(extents: tuple[int, ...], sequences: int, last: bool) -> Shapes:
 
 
 @dataclass(eq=False)
-class _Backward:
+class Backward:
     """The launches of one call.
 
     Args:
@@ -180,7 +180,7 @@ class _Backward:
         before = (call.state, made["d_initial"]) if "d_initial" in made else ()
         after = (made["last"], d_end) if "last" in made else ()
         packed = () if call.starts is None else (call.starts,)
-        _, length, heads, _ = view(call.q).shape
+        _, length, heads, _ = view(call.v).shape
         stripes = stripes_of(call.q, self.sequences * heads, length)
         wanted = {"packed": bool(packed), "first": bool(before), "last": bool(after)}
         gates = Launch(

@@ -212,7 +212,7 @@ class Call:
 
     def cut(self, dim: int, dim_v: int) -> Segments:
         """How sequences are cut."""
-        batch, length, heads, _ = view(self.q).shape
+        batch, length, heads, _ = view(self.v).shape
         return cut(self.q, batch * heads, dim, dim_v, 0 if self.starts is not None else length)
 
     def launches(self, scan: Scan, segments: Segments, eased: bool) -> tuple[Launch, ...]:
@@ -243,7 +243,8 @@ class Call:
         rest = (self.gamma, *other, self.starts, *states, *points, *cuts)
         rest = (*gates, *(x for x in rest if x is not None))
         tensors = tuple(turned(x) for x in (scan.q, scan.k, scan.v, scan.out))
-        batch, length, heads, dim = view(scan.q).shape
+        batch, _, groups, dim = view(scan.q).shape
+        heads = view(scan.out).shape[2]
         count = batch if self.starts is None else max(view(self.starts).shape[0] - 1, 1)
         features, columns = check_features(self.name, "K", dim), view(scan.v).shape[3]
         params = plan(
@@ -257,7 +258,8 @@ class Call:
             "packed": self.starts is not None, "start": start is not None,
             "end": end is not None, "checkpoints": bool(points), "products": len(points) > 1,
             "reverse": scan.reverse,
-            "segmented": cuts[0] is not None, "local": local,
+            "segmented": cuts[0] is not None, "local": local, "shared": groups != heads,
+            "grouped": view(scan.v).shape[2] != heads,
         }  # fmt: skip
         return Launch(kernel, tensors, (self.factor, *rest), {**wanted, **params})
 

@@ -71,35 +71,38 @@ def ssd(
     Example: `y = tc.ssd(x, dt, A, B, C, D=D, dt_bias=bias, dt_softplus=True)`
     """
     arrays = x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, cu_seqlens
-    options = (bool(dt_softplus), _limit(dt_limit), bool(return_final_states))
-    if isinstance(chunk_size, bool) or not isinstance(chunk_size, int) or chunk_size < 1:
-        raise LayoutError(f"ssd: chunk_size is an int from 1 up, got {chunk_size!r}")
+    options = (*options_of("ssd", chunk_size, dt_softplus, dt_limit), bool(return_final_states))
     key = key_of(arrays, ("ssd", *options))
     given = tuple(a for a in arrays if a is not None)
-    made = again(key, given) or _run(key, given, _Call(*arrays, *options))
+    made = again(key, given) or _run(key, given, Call("ssd", *arrays, *options))
     return (made[0], made[1]) if return_final_states else made[0]
 
 
-def _limit(given: Any) -> tuple[float, float]:
-    """Both ends.
+def options_of(
+    name: str, chunk_size: Any, softplus: Any, limit: Any
+) -> tuple[bool, tuple[float, float]]:
+    """Whether dt takes softplus, and both ends that it is clamped to.
 
     Raises:
-        LayoutError: no two ascending numbers.
+        LayoutError: no chunk size, no two ascending numbers.
     """
-    numbers = isinstance(given, tuple | list) and [
-        x for x in given if isinstance(x, int | float) and not isinstance(x, bool)
+    if isinstance(chunk_size, bool) or not isinstance(chunk_size, int) or chunk_size < 1:
+        raise LayoutError(f"{name}: chunk_size is an int from 1 up, got {chunk_size!r}")
+    numbers = isinstance(limit, tuple | list) and [
+        x for x in limit if isinstance(x, int | float) and not isinstance(x, bool)
     ]
-    if not numbers or not len(numbers) == len(given) == 2 or not given[0] <= given[1]:
+    if not numbers or not len(numbers) == len(limit) == 2 or not limit[0] <= limit[1]:
         raise LayoutError(
-            f"ssd: dt_limit is two ascending numbers, got {given!r}", hint="(0.0, float('inf'))"
+            f"{name}: dt_limit is two ascending numbers, got {limit!r}", hint="(0.0, float('inf'))"
         )
-    return float(given[0]), float(given[1])
+    return bool(softplus), (float(limit[0]), float(limit[1]))
 
 
 @dataclass(eq=False)
-class _Call:
-    """The arguments of a call."""
+class Call:
+    """The arguments of a call. `name` is the function's, for errors."""
 
+    name: str
     x: Any
     dt: Any
     A: Any
@@ -113,7 +116,7 @@ class _Call:
     starts: Any
     softplus: bool
     limit: tuple[float, float]
-    wants_states: bool
+    wants_states: bool = False
 
     def check(self) -> tuple[int, int]:
         """Sequences and groups.
@@ -122,22 +125,23 @@ class _Call:
             LayoutError: axes that do not fit, groups that do not divide heads, an N without a tile.
             DTypeError: other dtypes. ResourceError: several devices.
         """
-        array = check_rank("ssd", "x", self.x, "batch x length x heads x P")
+        name = self.name
+        array = check_rank(name, "x", self.x, "batch x length x heads x P")
         batch, length, heads, dim = array.shape
-        state = check_rank("ssd", "B", self.B, "batch x length x groups x N")
+        state = check_rank(name, "B", self.B, "batch x length x groups x N")
         groups, size = state.shape[2:]
-        check_features("ssd", "N, the state size,", size)
+        check_features(name, "N, the state size,", size)
         if groups < 1 or heads % groups:
             raise LayoutError(
-                f"ssd: the groups of B and C divide the heads of x, got {groups} and {heads}"
+                f"{name}: the groups of B and C divide the heads of x, got {groups} and {heads}"
             )
-        sequences, halves = check_starts("ssd", self.starts, batch, length), (array.dtype,)
-        for name in ("B", "C"):
+        sequences, halves = check_starts(name, self.starts, batch, length), (array.dtype,)
+        for what in ("B", "C"):
             wanted = (batch, length, groups, size)
-            check("ssd", name, getattr(self, name), wanted, halves, "batch x length x groups x N")
+            check(name, what, getattr(self, what), wanted, halves, "batch x length x groups x N")
         rows = batch, length, heads
-        check("ssd", "dt", self.dt, rows, HALVES_AND_SINGLE, "batch x length x heads")
-        check_rates("ssd", self.A, heads)
+        check(name, "dt", self.dt, rows, HALVES_AND_SINGLE, "batch x length x heads")
+        check_rates(name, self.A, heads)
         skip = (heads, dim) if self.D is not None and len(view(self.D).shape) == 2 else (heads,)
         for what, value, extents, dtypes, axes in (
             ("D", self.D, skip, ("f32",), "[heads] or [heads, P]"),
@@ -148,10 +152,15 @@ class _Call:
             ("seq_idx", self.seq_idx, (batch, length), ("s32",), "batch x length"),
         ):  # fmt: skip
             if value is not None:
-                check("ssd", what, value, extents, dtypes, axes)
+                check(name, what, value, extents, dtypes, axes)
         names = ("x", "dt", "A", "B", "C", "D", "z", "bias", "states", "seq_idx", "starts")
-        check_devices("ssd", {name: getattr(self, name) for name in names})
+        check_devices(name, {what: getattr(self, what) for what in names})
         return sequences, groups
+
+    @property
+    def limits(self) -> bool:
+        """Whether dt is clamped: softplus is not negative."""
+        return not (self.softplus and self.limit == NO_LIMIT)
 
     def launches(
         self, out: Any, after: Any, groups: int, segments: Segments, eased: bool
@@ -184,13 +193,12 @@ class _Call:
             (count * segments.count * groups, heads // groups), shared=True,
             more=int(z is not None), eased=eased, scores=True,
         )  # fmt: skip
-        limits = not (self.softplus and self.limit == NO_LIMIT)
-        wanted = {"softplus": self.softplus, "limits": limits, "names": tuple(more),
+        wanted = {"softplus": self.softplus, "limits": self.limits, "names": tuple(more),
                   "local": local}  # fmt: skip
         return Launch(kernel, tensors, (*self.limit, *more.values()), {**wanted, **params})
 
 
-def _run(key: Any, given: tuple[Any, ...], call: _Call) -> tuple[Any, ...]:
+def _run(key: Any, given: tuple[Any, ...], call: Call) -> tuple[Any, ...]:
     sequences, groups = call.check()
     batch, length, heads, dim = shape = tuple(view(call.x).shape)
     size = view(call.B).shape[3]

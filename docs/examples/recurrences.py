@@ -13,8 +13,8 @@ Causal, in chunks of 64 tokens, states f32; arrays are batch x length x heads x 
 and CPU tensors they run on the PTX machine, on CUDA tensors on the GPU.
 """,
     ("linear_attention", "simple_gla", "lightning_attn", "simple_gla_backward", "ssd",
-     "simple_gla_step", "lightning_attn_step", "ssd_step", "gated_delta_rule", "delta_rule",
-     "gated_delta_rule_backward", "gated_delta_rule_step", "based", "based_backward",
+     "ssd_backward", "simple_gla_step", "lightning_attn_step", "ssd_step", "gated_delta_rule",
+     "delta_rule", "gated_delta_rule_backward", "gated_delta_rule_step", "based", "based_backward",
      "based_step", "hedgehog"),
     (
         E("linear_attention lightning_attn", """
@@ -33,6 +33,13 @@ x, b = np.ones((1, 70, 2, 64), np.float16), np.ones((1, 70, 1, 32), np.float16)
 dt, A = np.full((1, 70, 2), 1 / 32, np.float32), np.zeros(2, np.float32)
 y, h = tc.ssd(x, dt, A, b, b, D=np.ones(2, np.float32), return_final_states=True)
 """, ("np.allclose(y[0, :, 1, 5], np.arange(2, 72), rtol=2e-3)", "np.allclose(h, 70 / 32)")),
+        E("ssd_backward", """
+x, b = np.ones((1, 70, 2, 64), np.float16), np.ones((1, 70, 1, 32), np.float16)
+dt, A = np.full((1, 70, 2), 1 / 32, np.float32), np.zeros(2, np.float32)
+dx, ddt, dA, dB, *_ = tc.ssd_backward(x, x, dt, A, b, b)
+""", ("np.allclose(dx[0, ::-1, 0, 0], np.arange(1, 71), rtol=2e-3)  # later tokens read it",
+      "np.allclose(ddt[0, 0], 70 * 32 * 64, rtol=2e-3) and (dA > 0).all()",
+      "np.allclose(dB[0, 0], 70 * 2 * 64 / 32, rtol=2e-3)  # of both heads")),
         E("simple_gla_step lightning_attn_step", """
 x, state = np.ones((1, 2, 32), np.float16), np.zeros((1, 2, 32, 32), np.float32)
 o = tc.simple_gla_step(x, x, x, state, scale=1 / 32)

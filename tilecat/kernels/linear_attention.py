@@ -28,22 +28,22 @@ class Gated(Recurrence):
         g: gates [B, H, T], or None. gamma: gates [H], or None.
         dots: f32 [B, H, blocks of 64 columns, T]: of O with the fourth tensor; or None.
         checkpoints: what happens to states on the way; or None.
-        group: heads that share one of V's (and of the fourth tensor's).
+        groups: heads that share one of Q's and K's; one of V's (and of the fourth tensor's).
     """
 
     def __init__(
         self, scan: ChunkScan, tensors: Any, tiles: Any, scale: Any, g: Any, gamma: Any, dots: Any,
-        checkpoints: Checkpoints | None, group: Any = 1,
+        checkpoints: Checkpoints | None, groups: tuple[Any, Any] = (1, 1),
     ):  # fmt: skip
         self.scan, self.tensors, self.tiles, self.scale = scan, tensors, tiles, scale
-        self.g, self.gamma, self.dots, self.group = g, gamma, dots, group
+        self.g, self.gamma, self.dots, self.groups = g, gamma, dots, groups
         self.checkpoints, self.s = checkpoints, tc.empty(rt[f32, CHUNK, CHUNK])
 
     def load(self, task: Any, at: At) -> None:
         """Q, K and V of the heads of a task."""
         for i, (tensor, tiles) in enumerate(zip(self.tensors, self.tiles, strict=True)):
             if tiles is not None:
-                group = self.group if i > 1 else 1
+                group = self.groups[i > 1]
                 self.scan.load(tiles, tensor, task, at, columns=i > 1, group=group)
 
     def start(self, task: Any) -> None:
@@ -105,15 +105,16 @@ class Gated(Recurrence):
 
 @tc.kernel
 def linear_attention(
-    Q: gl[T, "B", "H", "T", "K"], K: gl[T, "B", "H", "T", "K"], V: gl[T, "B", "Hv", "T", "V"],
+    Q: gl[T, "B", "Hq", "T", "K"], K: gl[T, "B", "Hq", "T", "K"], V: gl[T, "B", "Hv", "T", "V"],
     O: gl[T, "B", "H", "T", "V"], scale: f32, *args, dim=64, heads=1, slices=1, stages=3, depth=2,
     reverse=False, g=False, gamma=False, dots=False, packed=False, start=False, end=False,
     checkpoints=False, products=False, segmented=False, local=False, blocks_per_sm=1,
-    registers=(None, None), turns=1, strict=False, grouped=False,
+    registers=(None, None), turns=1, strict=False, grouped=False, shared=False,
 ):  # fmt: skip
     """O, and states f32 [sequences, H, K, V] before and after; of a reversed scan over the scale.
 
-    strict: tokens do not see themselves. grouped: several heads share one of V's; else H is Hv.
+    strict: tokens do not see themselves. grouped: several heads share one of V's; else Hv is H.
+    shared: several heads share one of Q's and K's; else Hq is H.
 
     args: g f32 [B, H, T]; gamma f32 [H]; a tensor like O and f32 [B, H, V / 64, T], their products
     with O summed over 64 columns; cu_seqlens s32; states before and after; checkpoints and
@@ -126,8 +127,8 @@ def linear_attention(
         for wanted in (g, gamma, dots, dots, packed, start, end, checkpoints, products, segmented,
                        local and (g or gamma))
     )  # fmt: skip
-    blocks = tc.cdiv(V.cols, CHUNK * slices)
-    tasks = tasks_of(tc.cdiv(Q.size(1), heads), Q.size(0), Q.rows, blocks, starts, segment)
+    blocks, every = tc.cdiv(V.cols, CHUNK * slices), (O if shared else Q).size(1)
+    tasks = tasks_of(tc.cdiv(every, heads), Q.size(0), Q.rows, blocks, starts, segment)
     core = LocalStates if local else ChunkScan
     scan = core(Q.dtype, tasks, heads=heads, slices=slices, stages=stages, depth=depth,
                 reverse=reverse, gated=g or gamma, packed=packed, blocks_per_sm=blocks_per_sm,
@@ -141,7 +142,8 @@ def linear_attention(
         tensors.append(other)
         tiles.append(scan.pipe.input(st[Q.dtype, CHUNK, CHUNK], count=heads * slices))
     points = Checkpoints(scan, Q.rows, kept, met, scale) if checkpoints else None
-    group = Q.size(1) // V.size(1) if grouped else 1
-    work = Gated(scan, tensors, tiles, scale, gates, gammas, sums, points, group)
+    groups = tuple(every // x.size(1) if wanted else 1
+                   for x, wanted in ((Q, shared), (V, grouped)))  # fmt: skip
+    work = Gated(scan, tensors, tiles, scale, gates, gammas, sums, points, groups)
     turned = [None if x is None else x.permute(0, 1, 3, 2) for x in states]
     scan.run(work, q, k, v, O, *turned, unit=scale if reverse else None)

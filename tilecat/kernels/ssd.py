@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import tilecat as tc
-from tilecat import DTypeVar, bf16, f16, f32, gl, rt, rv, s32, st
+from tilecat import DTypeVar, bf16, f16, f32, gl, rt, st
 
 from .chunk_scan import LEAST, LOG2_E, PLAIN, ROW, WARPS, ChunkScan, Recurrence
 from .chunk_tasks import CHUNK, At, tasks_of
 from .segments import LocalStates
+from .ssd_steps import goes_on, steps_of
 
 T, TD = DTypeVar("T", bf16, f16), DTypeVar("TD", f32, bf16, f16)
 
@@ -74,18 +75,12 @@ class Ssd(Recurrence):
         """Sums of gates dt A, the same less log2 dt, decays to and from the ends of the chunk."""
         dt = self.ahead + self.offset
         self.fetch(task, task.head * self.scan.heads + head, self.scan.following(at))
-        dt = tc.softplus(dt) if self.softplus else dt
-        if self.limits:
-            dt = tc.minimum(tc.maximum(dt, self.limits[0], nan=True), self.limits[1], nan=True)
+        dt = steps_of(dt, self.softplus, self.limits)
         index = tc.row_index(dt)
         gates = tc.maximum(dt * self.rate, LEAST, nan=True)
-        if self.sequences is not None:  # another than that of the token before: all is forgotten
-            mine, before = (
-                tc.load(self.sequences.at(task.batch, at.row - i), rv[s32, CHUNK, "plain"])
-                for i in (0, 1)
-            )
-            before = tc.select(index + at.row > 0, before, mine)
-            gates = tc.select(before == mine, gates, LEAST)
+        if self.sequences is not None:  # the first token of one: all before is forgotten
+            same = goes_on(self.sequences, task.batch, at.row, index, "plain")
+            gates = tc.select(same, gates, LEAST)
         inside = index < at.rows
         dt, gates = tc.select(inside, dt, 0.0), tc.select(inside, gates, 0.0)
         sums = tc.cumsum(gates)

@@ -1,8 +1,8 @@
 """Linear recurrences as operators of torch, with the arguments of the functions they replace.
 
 `tilecat::simple_gla` and `tilecat::simple_gla_backward`: `chunk_linear_attn`, `chunk_simple_gla`
-and `chunk_lightning_attn` of flash-linear-attention. `tilecat::ssd`: `mamba_chunk_scan_combined`
-of mamba-ssm, whose gradients are those of the gated linear attention that it is.
+and `chunk_lightning_attn` of flash-linear-attention. `tilecat::ssd` and `tilecat::ssd_backward`:
+`mamba_chunk_scan_combined` of mamba-ssm.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 from ..linear_attention_backward_call import simple_gla_backward
 from ..linear_attention_call import lightning_decays, simple_gla
+from ..ssd_backward_call import ssd_backward
 from ..ssd_call import NO_LIMIT, ssd
 from .library import absent, define, offsets, packed, scale_of, torch
 
@@ -94,8 +95,7 @@ def mamba_chunk_scan_combined(
 ) -> Any:  # fmt: skip
     """`tilecat.ssd` with gradients of all floats.
 
-    The forward is one kernel. Gradients come from `tilecat.simple_gla_backward` of
-    `simple_gla(C, B, dt x, dt A)`, and from torch for what is around it.
+    The forward is one kernel; gradients are those of `tilecat.ssd_backward`.
 
     Args:
         x, dt, A, B, C, chunk_size, D, z, dt_bias, initial_states, seq_idx, cu_seqlens, dt_softplus,
@@ -245,57 +245,45 @@ def _mamba_fake(
     return x.new_empty(x.shape), x.new_empty(shape, dtype=torch.float32)
 
 
-def _as_gla(
-    x: Any, dt: Any, A: Any, B: Any, C: Any, D: Any, z: Any, bias: Any, states: Any, seq_idx: Any,
-    starts: Any, softplus: bool, low: float, high: float, wants_states: bool,
-) -> tuple[Any, Any]:  # fmt: skip
-    """The same by simple GLA and torch, which have gradients."""
-    steps = dt.float() if bias is None else dt.float() + bias
-    steps = torch.nn.functional.softplus(steps) if softplus else steps
-    steps = steps.clamp(low, high)
-    gates = steps * A
-    if seq_idx is not None:
-        breaks = torch.nn.functional.pad(seq_idx[:, 1:] != seq_idx[:, :-1], (1, 0))
-        gates = gates.masked_fill(breaks[..., None], -math.inf)
-    group = x.shape[2] // B.shape[2]
-    keys, queries = (y.repeat_interleave(group, 2) for y in (B, C))
-    values = (x * steps[..., None]).to(x.dtype)
-    state = None if states is None else states.mT.contiguous()
-    y, last = _gla(queries, keys, values, gates, state, None, starts, 1.0, wants_states)
-    if D is not None:
-        y = (y + x * (D if D.ndim == 2 else D[:, None])).to(x.dtype)
-    if z is not None:
-        y = (y * torch.nn.functional.silu(z.float())).to(x.dtype)
-    return y, last.mT if wants_states else last
+def _mamba_backward_kernel(
+    dy: Any, d_states: Any, x: Any, dt: Any, A: Any, B: Any, C: Any, D: Any, z: Any, bias: Any,
+    states: Any, seq_idx: Any, starts: Any, softplus: bool, low: float, high: float,
+) -> tuple[Any, ...]:  # fmt: skip
+    made = ssd_backward(dy, x, dt, A, B, C, 64, D, z, bias, states, seq_idx, starts, softplus,
+                        (low, high), d_final_states=d_states)  # fmt: skip
+    return tuple(absent(x) if y is None else y for y in made)
+
+
+def _mamba_backward_fake(dy: Any, d_states: Any, *args: Any) -> tuple[Any, ...]:
+    return tuple(absent(dy) if y is None else y.new_empty(y.shape) for y in args[:9])
 
 
 class _Mamba(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, run: Any, *args: Any) -> tuple[Any, Any]:
         ctx.save_for_backward(*args[:11])
-        ctx.options = args[11:]
+        ctx.options = args[11:14]
         ctx.set_materialize_grads(False)
         return run(*args)  # type: ignore[no-any-return]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Any, d_states: Any) -> tuple[Any, ...]:
-        wants = ctx.needs_input_grad[1:12]
-        leaves: list[Any] = [
-            x if x is None else x.detach().requires_grad_(want)
-            for x, want in zip(ctx.saved_tensors, wants, strict=True)
-        ]
-        with torch.enable_grad():
-            made = _as_gla(*leaves, *ctx.options)
-        pairs = [(y, dy) for y, dy in zip(made, (dy, d_states), strict=True)
-                 if dy is not None and y.requires_grad]  # fmt: skip
-        asked = [x for x, want in zip(leaves, wants, strict=True) if want]
-        if not pairs:
+        tensors = ctx.saved_tensors
+        d_states = None if d_states is None or not d_states.numel() else packed(d_states)
+        if dy is None and d_states is None:
             return (None,) * 16
-        found = iter(torch.autograd.grad(
-            [y for y, _ in pairs], asked, [dy for _, dy in pairs], allow_unused=True
-        ))  # fmt: skip
-        return (None, *(next(found) if want else None for want in wants), *(None,) * 4)
+        dy = torch.zeros_like(tensors[0]) if dy is None else packed(dy)
+        made = _mamba_backward(dy, d_states, *tensors, *ctx.options)
+        grads = (None if x is None else y for x, y in zip(tensors, made, strict=False))
+        return (None, *grads, *(None,) * 6)
+
+
+def _mamba_backward_flops(
+    dy: Any, _: Any, x: Any, dt: Any, A: Any, B: Any, *__: Any, **___: Any
+) -> int:
+    """Of three scans, each of whose heads has scores of its own."""
+    return 3 * _flops((*dy[:3], B[3]), None, dy)
 
 
 def _mamba_flops(x: Any, dt: Any, A: Any, B: Any, *_: Any, **__: Any) -> int:
@@ -309,4 +297,11 @@ _mamba = define(
     "bool wants_states) -> (Tensor, Tensor)",
     _mamba_kernel, _mamba_fake, lambda run, *args: _Mamba.apply(run, *args), flops=_mamba_flops,
     cast=1,
+)  # fmt: skip
+_mamba_backward = define(
+    "ssd_backward(Tensor dy, Tensor? d_states, Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, "
+    "Tensor? D, Tensor? z, Tensor? dt_bias, Tensor? states, Tensor? seq_idx, Tensor? cu_seqlens, "
+    "bool softplus, float low, float high) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, "
+    "Tensor, Tensor, Tensor)",
+    _mamba_backward_kernel, _mamba_backward_fake, flops=_mamba_backward_flops,
 )  # fmt: skip
