@@ -8,23 +8,20 @@ torch = pytest.importorskip("torch")
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 
+from recurrence_checks import BF16, close, poison_calls  # noqa: E402
+
 import tilecat as tc  # noqa: E402
 import tilecat.torch as tct  # noqa: E402
 from tilecat import based_backward_call  # noqa: E402
 
 LIMIT, DIVIDED, STATE_LIMIT = 4e-3, 8e-3, 2.5e-3  # tests/test_based_gradients.py
-BF16 = torch.bfloat16
 
 
 @pytest.fixture(autouse=True)
 def poisoned(monkeypatch):
     """What the calls allocate is NaN until it is written."""
     torch.manual_seed(0)
-    allocate = based_backward_call.allocator
-    monkeypatch.setattr(
-        based_backward_call, "allocator",
-        lambda *args: lambda: allocate(*args)().fill_(float("nan")),
-    )  # fmt: skip
+    poison_calls(monkeypatch, based_backward_call)
 
 
 def features(x):
@@ -56,11 +53,6 @@ def tensors(batch, length, heads, columns, dtype=BF16):
         for d in (16, 16, columns, columns)
     ]
     return made, [torch.randn(batch, heads, 160, columns, device="cuda") for _ in range(2)]
-
-
-def close(got, wanted, limit, size=None):
-    error = (got.double() - wanted).norm() / (wanted if size is None else size).norm()
-    assert error <= limit, float(error)
 
 
 SIZES = (

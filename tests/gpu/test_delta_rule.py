@@ -8,6 +8,8 @@ torch = pytest.importorskip("torch")
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 
+from recurrence_checks import close, exact_based, exact_delta, normal, poison_calls  # noqa: E402
+
 import tilecat as tc  # noqa: E402
 import tilecat.torch as tct  # noqa: E402
 from tilecat import delta_rule_backward_call, delta_rule_call, scan_call  # noqa: E402
@@ -19,21 +21,7 @@ LIMIT = 6.3e-3  # as on the PTX machine
 def poisoned(monkeypatch):
     """What the calls allocate is NaN until it is written."""
     torch.manual_seed(0)
-    for module in (delta_rule_call, delta_rule_backward_call, scan_call):
-        allocate = module.allocator
-        monkeypatch.setattr(
-            module, "allocator",
-            lambda *args, allocate=allocate: lambda: allocate(*args)().fill_(float("nan")),
-        )  # fmt: skip
-
-
-def normal(*shape):
-    return torch.randn(*shape, device="cuda").bfloat16()
-
-
-def close(got, exact, limit=LIMIT):
-    error = (got.double() - exact).norm() / exact.norm()
-    assert error <= limit, float(error)
+    poison_calls(monkeypatch, delta_rule_call, delta_rule_backward_call, scan_call)
 
 
 def inputs(batch, length, groups, heads, dim, columns):
@@ -43,19 +31,9 @@ def inputs(batch, length, groups, heads, dim, columns):
     return q, k, normal(batch, length, heads, columns), -0.1 * gates[0], gates[1]
 
 
-def exact(q, k, v, g, beta, state=None):
-    """Token by token, q and k over their norms."""
-    q, k, v, g, beta = (x.double().transpose(1, 2) for x in (q, k, v, g, beta))
-    q, k = (x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt() for x in (q, k))
-    q, k = (x.repeat_interleave(v.shape[1] // x.shape[1], 1) for x in (q, k))
-    s = v.new_zeros(*v.shape[:2], k.shape[3], v.shape[3]) if state is None else state.double()
-    rows = []
-    for t in range(v.shape[2]):
-        s = s * g[:, :, t, None, None].exp()
-        new = v[:, :, t] - (k[:, :, t, None] @ s)[:, :, 0]
-        s = s + k[:, :, t, :, None] * (beta[:, :, t, None] * new)[:, :, None]
-        rows.append((q[:, :, t, None] @ s)[:, :, 0] * q.shape[3] ** -0.5)
-    return torch.stack(rows, 1), s
+def exact(*given):
+    """Outputs and states in float64."""
+    return exact_delta(*(x.double() for x in given))
 
 
 @pytest.mark.parametrize(
@@ -67,11 +45,12 @@ def test_delta_rule_and_its_step(shape):
     for _ in range(2):  # the second call is one seen before
         o, state = tc.gated_delta_rule(*given, output_final_state=True, **options)
         wanted, last = exact(*given)
-        close(o, wanted)
-        close(state, last)
+        close(o, wanted, LIMIT)
+        close(state, last, LIMIT)
     one = inputs(shape[0], 1, *shape[2:])
     wanted, last = exact(*one, state)
-    close(tc.gated_delta_rule_step(*(x[:, 0] for x in one), state, **options), wanted[:, 0])
+    o = tc.gated_delta_rule_step(*(x[:, 0] for x in one), state, **options)
+    close(o, wanted[:, 0], LIMIT)
     close(state, last, 1e-5)
 
 
@@ -84,8 +63,8 @@ def test_packed_sequences():
     assert not state[0].any()
     for i, (a, z) in enumerate(zip(ends[1:], ends[2:], strict=False), 1):
         wanted, last = exact(*(x[:, a:z] for x in given))
-        close(o[:, a:z], wanted)
-        close(state[i : i + 1], last)
+        close(o[:, a:z], wanted, LIMIT)
+        close(state[i : i + 1], last, LIMIT)
 
 
 @pytest.mark.parametrize(
@@ -128,11 +107,8 @@ def test_gradients(shape, starts):
 )
 def test_based(heads, length, columns, norm):
     q, k, v = (normal(1, heads, length, d) for d in (16, 16, columns))
-    s = q.double() @ k.double().mT / 4
-    w = torch.tril(1 + s + s * s / 2)
-    wanted = w @ v.double()
-    wanted = wanted / (w.sum(-1, keepdim=True) + 1e-6) if norm else wanted
-    close(tc.based(q, k, v, use_norm=norm)[0], wanted)
+    wanted = exact_based(*(x.double() for x in (q, k, v)), norm)
+    close(tc.based(q, k, v, use_norm=norm)[0], wanted, LIMIT)
 
 
 def test_graphs_replay_the_operators():

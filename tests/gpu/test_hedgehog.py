@@ -8,26 +8,19 @@ torch = pytest.importorskip("torch")
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 
+from recurrence_checks import BF16, close, poison_calls  # noqa: E402
+
 import tilecat as tc  # noqa: E402
 from tilecat import hedgehog_call  # noqa: E402
 
 BLOCK, LIMIT, STATE_LIMIT, SUM_LIMIT = 64, 2.6e-3, 2.5e-3, 5e-4  # tests/test_hedgehog.py
-BF16 = torch.bfloat16
 
 
 @pytest.fixture(autouse=True)
 def poisoned(monkeypatch):
     """What the calls allocate is NaN until it is written."""
     torch.manual_seed(0)
-    allocate = hedgehog_call.allocator
-    monkeypatch.setattr(
-        hedgehog_call, "allocator", lambda *args: lambda: allocate(*args)().fill_(float("nan"))
-    )
-
-
-def close(got, exact, limit):
-    error = (got.double() - exact).norm() / exact.norm()
-    assert error <= limit, float(error)
+    poison_calls(monkeypatch, hedgehog_call)
 
 
 def features(x, weights):

@@ -8,6 +8,14 @@ torch = pytest.importorskip("torch")
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 
+from recurrence_checks import (  # noqa: E402
+    close,
+    exact_gla,
+    exact_mamba,
+    normal,
+    poison_calls,
+)
+
 import tilecat as tc  # noqa: E402
 from tilecat import (  # noqa: E402
     linear_attention_backward_call,
@@ -19,38 +27,15 @@ from tilecat.kernels.linear_attention import linear_attention as kernel  # noqa:
 from tilecat.kernels.ssd import ssd as mamba_kernel  # noqa: E402
 
 LIMIT, STATE_LIMIT, GRAD = 4e-3, 2.5e-3, 4e-3
-BF16 = torch.bfloat16
 
 
 @pytest.fixture(autouse=True)
 def poisoned(monkeypatch):
     """What the calls allocate is NaN until it is written."""
     torch.manual_seed(0)
-    for module in (linear_attention_call, linear_attention_backward_call, scan_call, scan_segments):
-        allocate = module.allocator
-        monkeypatch.setattr(
-            module, "allocator",
-            lambda *args, allocate=allocate: lambda: allocate(*args)().fill_(float("nan")),
-        )  # fmt: skip
-
-
-def normal(*shape, dtype=BF16):
-    return torch.randn(*shape, device="cuda").to(dtype)
-
-
-def close(got, exact, limit):
-    error = (got.double() - exact).norm() / exact.norm()
-    assert error <= limit, float(error)
-
-
-def exact_gla(q, k, v, g, state, scale):
-    """Output and last state, B x T x H x D, in float64; differentiable."""
-    q, k, v, g = (x.transpose(1, 2) for x in (q, k, v, g))
-    sums = g.cumsum(-1)
-    weights = torch.tril(torch.exp((sums[..., :, None] - sums[..., None, :]).clamp(max=0)))
-    out = scale * (((q @ k.mT) * weights) @ v + sums.exp()[..., None] * (q @ state))
-    last = (k * (sums[..., -1:] - sums).exp()[..., None]).mT @ v
-    return out.transpose(1, 2), last + sums[..., -1].exp()[..., None, None] * state
+    poison_calls(
+        monkeypatch, linear_attention_call, linear_attention_backward_call, scan_call, scan_segments
+    )
 
 
 def inputs(batch, length, heads, dim, dim_v):
@@ -163,7 +148,7 @@ def test_segments_of_mamba():
     assert scan_segments.cut(x, 4, 64, 64, 5000).tokens
     got, end = tc.ssd(x, dt, a, b, c, D=skip, z=z, dt_bias=bias, dt_softplus=True,
                       return_final_states=True)  # fmt: skip
-    exact, last = exact_mamba(*given)
+    exact, last = exact_mamba(*(y.double() for y in given))
     close(got, exact, LIMIT)
     close(end, last, STATE_LIMIT)
 
@@ -175,15 +160,6 @@ def mamba_inputs(batch, length, heads, groups, size):
     return x, dt, -torch.exp(rest[0]), b, c, rest[1], z, rest[2]
 
 
-def exact_mamba(x, dt, a, b, c, skip, z, bias):
-    x, dt, a, b, c, skip, z, bias = (y.double() for y in (x, dt, a, b, c, skip, z, bias))
-    steps = torch.nn.functional.softplus(dt + bias)
-    b, c = (y.repeat_interleave(x.shape[2] // y.shape[2], 2) for y in (b, c))
-    state = torch.zeros(x.shape[0], x.shape[2], b.shape[3], 64, device="cuda").double()
-    y, last = exact_gla(c, b, x * steps[..., None], steps * a, state, 1.0)
-    return (y + skip[:, None] * x) * torch.nn.functional.silu(z), last.mT
-
-
 @pytest.mark.parametrize(
     "size", [(2, 1000, 4, 2, 64), (16, 130, 16, 1, 64), (2, 300, 6, 1, 128), (8, 130, 80, 1, 128),
              (1, 100, 2, 1, 256), (1, 100, 3, 3, 16)], ids=str,
@@ -192,7 +168,7 @@ def test_mamba(size):
     x, dt, a, b, c, skip, z, bias = given = mamba_inputs(*size)
     got, end = tc.ssd(x, dt, a, b, c, D=skip, z=z, dt_bias=bias, dt_softplus=True,
                       return_final_states=True)  # fmt: skip
-    exact, last = exact_mamba(*given)
+    exact, last = exact_mamba(*(y.double() for y in given))
     close(got, exact, LIMIT)
     close(end, last, STATE_LIMIT)
 
@@ -203,12 +179,11 @@ def test_mamba(size):
 )  # fmt: skip
 def test_scores_by_warpgroups_in_turn(params):
     x, dt, a, b, c, *_ = mamba_inputs(2, 1000, 4, 1, 64)
-    zero, one = torch.zeros(4, device="cuda"), torch.full_like(x, 30.0)
     out = torch.full_like(x, float("nan"))
     arrays = [y.transpose(1, 2) for y in (x, dt, b, c, out)]
     mamba_kernel(*arrays[:2], a, *arrays[2:], 0.0, 0.0, softplus=True, turns=2, **params)
-    exact, _ = exact_mamba(x, dt, a, b, c, zero, one, zero)
-    close(out, exact / 30, LIMIT)
+    exact, _ = exact_mamba(*(y.double() for y in (x, dt, a, b, c)))
+    close(out, exact, LIMIT)
     q, k, v, g, state = inputs(2, 1000, 4, 64, 64)
     out = torch.full_like(v, float("nan"))
     arrays = [y.transpose(1, 2) for y in (q, k, v, out)]
@@ -225,7 +200,7 @@ def test_tokens_one_by_one():
         close(got, exact[:, t], LIMIT)
     close(state, last, 1e-5)
     x, dt, a, b, c, skip, z, bias = given = mamba_inputs(2, 4, 4, 2, 128)
-    exact, last = exact_mamba(*given)
+    exact, last = exact_mamba(*(y.double() for y in given))
     state = torch.zeros(2, 4, 64, 128, device="cuda")
     for t in range(4):
         got = tc.ssd_step(x[:, t], dt[:, t], a, b[:, t], c[:, t], state, skip, z[:, t], bias, True)
