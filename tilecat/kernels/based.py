@@ -30,84 +30,86 @@ SCORE, STATE, SUMS = 136, 208, 136  # registers
 
 
 class Norms:
-    """The role that sums the weights of earlier chunks: a row vector a chunk.
+    """The role that sums the weights of earlier chunks, a row vector a chunk; and the division.
 
     Args:
         scan: the core. q, k, wide: queries; keys; keys and 48 columns of zeros, inputs.
         scale: of scores.
+        totals: where sums of weights are stored, f32 [B, H, T], or None.
     """
 
-    def __init__(self, scan: ChunkScan, q: Any, k: Any, wide: Any, scale: Any):
-        self.scan, self.q, self.k, self.wide, self.scale = scan, q, k, wide, scale
-        self.role = role = scan.pipe.role("norms", registers=SUMS)
-        self.sums = scan.pipe.ring(sv[f32, CHUNK], writer=role, stages=scan.depth)
+    def __init__(self, scan: ChunkScan, q: Any, k: Any, wide: Any, scale: Any, totals: Any):
+        self.q, self.k, self.wide, self.scale, self.totals = q, k, wide, scale, totals
+        role, vector = scan.pipe.role("norms", registers=SUMS), sv[f32, CHUNK]
+        self.before = scan.pipe.ring(vector, writer=role, stages=scan.depth)
+        self.inside = scan.pipe.ring(vector, writer=scan.score, beside=scan.p)
         self.total, self.y = (tc.empty(rt[f32, CHUNK, DIM]) for _ in range(2))
         self.first = tc.empty(rv[f32, DIM, "col"])
-        self.tokens = tc.var(0.0)
         self.parts = tc.shared(st[scan.dtype, CHUNK, DIM], 2)
         role.start(lambda task: self.start())
-        role.compute(lambda task, step: self.chunk(task, scan.at(task, step)))
+        role.compute(lambda task, step: self.chunk((step * CHUNK).to(f32)))
 
     def start(self) -> None:
         """Nothing has come before."""
         for tile in (self.total, self.first):
             tc.fill(tile, 0.0)
-        self.tokens.set(0.0)
 
-    def chunk(self, task: Any, at: At) -> None:
-        """Sums for queries of a chunk, and the chunk's keys into M and m."""
-        y, dtype = self.y, self.scan.dtype
-        high = tc.cast(self.total, dtype)
-        low = tc.cast(self.total - tc.cast(high, f32), dtype)
-        for part, x in enumerate((high, low)):
+    def chunk(self, tokens: Any) -> None:
+        """Sums for queries of a chunk with so many before, and the chunk's keys into M and m."""
+        for part, x in enumerate(in_two(self.total, self.q.kind.dtype)):
             tc.store(self.parts[part], x)
         tc.fence_async()
         tc.sync()
         for part in range(2):  # the 16 rows of the product of wide keys that are not zero
-            tc.mma_AB(y, self.q, self.parts[part][:DIM, :], accumulate=part > 0)
+            tc.mma_AB(self.y, self.q, self.parts[part][:DIM, :], accumulate=part > 0)
         tc.mma_AtB(self.total, self.wide, self.k)
-        k = tc.cast(tc.load(self.k), f32)
-        q = tc.cast(tc.load(self.q), f32)
+        k, q = (tc.cast(tc.load(x), f32) for x in (self.k, self.q))
         tc.mma_wait(1)
-        weights = tc.fma(y, 0.5 * self.scale, self.first)
-        sums = tc.row_sum(q * weights) * self.scale
-        tc.store(self.sums.tile, sums + self.tokens.get())
-        self.tokens.set(self.tokens.get() + float(CHUNK))
+        weights = tc.fma(self.y, 0.5 * self.scale, self.first)
+        tc.store(self.before.tile, tc.row_sum(q * weights) * self.scale + tokens)
         tc.copy(self.first, tc.col_sum(k, self.first))
         tc.mma_wait()
+
+    def divide(self, task: Any, at: At, y: Any) -> Any:
+        """State role: Y^T over the sums of weights."""
+        sums = tc.load(self.inside, COLUMN) + tc.load(self.before, COLUMN)
+        if self.totals is not None:
+            with tc.when(task.block == 0):
+                tc.store(self.totals.at(task.batch, task.head, at.row), sums)
+        return tc.mul(y, tc.rcp(sums + NORM_EPS), out=y)
+
+
+def in_two(x: Any, dtype: Any) -> tuple[Any, Any]:
+    """An f32 tile rounded to a dtype, and rounded what is left of it."""
+    high = tc.cast(x, dtype)
+    return high, tc.cast(x - tc.cast(high, f32), dtype)
 
 
 class Taylor(Recurrence):
     """Scores and features.
 
     Args:
-        scan: the core. tensors, tiles: of Q, K, V. features: rings, of queries and of keys.
-        scale: of scores; root: its root.
+        scan: the core. tensors, tiles: of Q, K, V, and of what is beside them.
+        features: rings, of queries and of keys. scale: of scores; root: its root.
+        norms: by what outputs are divided, or None.
     """
 
     def __init__(
-        self, scan: ChunkScan, tensors: Any, tiles: Any, features: Any, scale: Any, root: Any
+        self, scan: ChunkScan, tensors: Any, tiles: Any, features: Any, scale: Any, root: Any,
+        norms: Norms | None,
     ):  # fmt: skip
         self.scan, self.tensors, self.tiles, self.features = scan, tensors, tiles, features
-        self.scale, self.root, self.s = scale, root, tc.empty(rt[f32, CHUNK, CHUNK])
-        self.norms: Norms | None = None
-        self.rows = self.totals = None
-
-    def divide(self, norms: Norms, totals: Any) -> None:
-        """Outputs are divided by sums of weights, which are stored too where there is a tensor."""
-        self.norms, self.totals = norms, totals
-        self.rows = self.scan.pipe.ring(sv[f32, CHUNK], writer=self.scan.score, beside=self.scan.p)
+        self.scale, self.root, self.norms = scale, root, norms
+        self.s = tc.empty(rt[f32, CHUNK, CHUNK])
 
     def load(self, task: Any, at: At) -> None:
         """Q, K, V."""
-        for tensor, tiles in zip(self.tensors, self.tiles, strict=True):
-            self.scan.load(tiles, tensor, task, at, columns=tiles is self.tiles[2])
-        if self.norms is not None:
-            self.scan.load(self.norms.wide, self.tensors[1], task, at)
+        for i, (tensor, tiles) in enumerate(zip(self.tensors, self.tiles, strict=True)):
+            self.scan.load(tiles, tensor, task, at, columns=i == 2)
 
     def scores(self, task: Any, at: At, head: int) -> tuple[Any, ...]:
         """`1 + s + s^2 / 2`; features meanwhile."""
-        (q, k, _), s = self.tiles[:3], self.s
+        (q, k), s = self.tiles[:2], self.s
         tc.mma_ABt(s, q, k, accumulate=False)
         for tile, ring in zip((q, k), self.features, strict=True):
             tc.store(ring, tc.taylor_features(tc.load(tile), self.root))
@@ -115,18 +117,12 @@ class Taylor(Recurrence):
         tc.mul(s, self.scale, out=s)
         p = self.scan.mask(tc.fma(s, tc.fma(s, 0.5, 1.0), 1.0, out=s))
         if self.norms is not None:
-            tc.store(self.rows.tile, tc.row_sum(p))
+            tc.store(self.norms.inside.tile, tc.row_sum(p))
         return (p,)
 
     def result(self, task: Any, at: At, index: Any, y: Any) -> Any:
         """Over the sum of weights, where asked for."""
-        if self.norms is None:
-            return y
-        sums = tc.load(self.rows, COLUMN) + tc.load(self.norms.sums, COLUMN)
-        if self.totals is not None:
-            with tc.when(task.block == 0):
-                tc.store(self.totals.at(task.batch, task.head, at.row), sums)
-        return tc.mul(y, tc.rcp(sums + NORM_EPS), out=y)
+        return y if self.norms is None else self.norms.divide(task, at, y)
 
 
 @tc.kernel
@@ -152,10 +148,12 @@ def based(
         scan.pipe.ring(st[Q.dtype, CHUNK, FEATURES], writer=scan.score, beside=scan.p)
         for _ in range(2)
     ]
-    work = Taylor(scan, (Q, K, V), (q, k, v), features, scale, root)
+    tensors, tiles, norms = [Q, K, V], [q, k, v], None
     if norm:
         wide = scan.pipe.input(st[Q.dtype, CHUNK, CHUNK])
-        work.divide(Norms(scan, q, k, wide, scale), totals)
+        tensors, tiles = [*tensors, K], [*tiles, wide]
+        norms = Norms(scan, q, k, wide, scale, totals)
+    work = Taylor(scan, tensors, tiles, features, scale, root, norms)
     turned = [None if x is None else x.permute(0, 1, 3, 2) for x in states]
     scan.run(work, *features, v, O, *turned)
 
@@ -183,8 +181,8 @@ def norm_gradients(
                 tc.copy(dots, tc.row_sum(do * o, dots))
                 tc.store(dN.at(*place, block * CHUNK), tc.cast(do * factor, dN.dtype))
             wide = tc.zeros(rt[f32, CHUNK, DIM]) - dots * factor
-            high = tc.cast(tc.cast(wide, dO.dtype), f32)
+            high, rest = (tc.cast(x, f32) for x in in_two(wide, dO.dtype))
             column = tc.col_index(wide)
-            made = tc.select(column == 0, high, tc.select(column == 1, wide - high, 0.0))
+            made = tc.select(column == 0, high, tc.select(column == 1, rest, 0.0))
             tc.store(dSums.at(*place, 0), tc.cast(made, dSums.dtype))
             tc.store(Ones.at(*place, 0), tc.full(rt[dO.dtype, CHUNK, DIM], 1.0))

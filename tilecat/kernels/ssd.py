@@ -16,7 +16,7 @@ from tilecat import DTypeVar, bf16, f16, f32, gl, rt, st
 from .chunk_scan import LEAST, LOG2_E, PLAIN, ROW, WARPS, ChunkScan, Recurrence
 from .chunk_tasks import CHUNK, At, tasks_of
 from .segments import LocalStates
-from .ssd_steps import goes_on, steps_of
+from .ssd_steps import Steps
 
 T, TD = DTypeVar("T", bf16, f16), DTypeVar("TD", f32, bf16, f16)
 
@@ -26,21 +26,14 @@ class Ssd(Recurrence):
     """Scores with decays and steps dt.
 
     Args:
-        scan: the core. tensors, tiles: of C, B, x, and z. dt, A: as the kernel's.
-        bias: of dt, or None. softplus: of dt. limits: of dt, or None. skip: D, or None.
-        sequences: which sequence a token belongs to, s32 [B, T], or None.
+        scan: the core. tensors, tiles: of C, B, x, and z. steps: of tokens. skip: D, or None.
     """
 
     scan: ChunkScan
     tensors: Any
     tiles: Any
-    dt: Any
-    A: Any
-    bias: Any
-    softplus: bool
-    limits: Any
+    steps: Steps
     skip: Any
-    sequences: Any
 
     def __post_init__(self) -> None:
         """Its registers."""
@@ -48,7 +41,7 @@ class Ssd(Recurrence):
 
     def load(self, task: Any, at: At) -> None:
         """C and B of the group, x (and z) of the heads of a task."""
-        heads = self.dt.size(1)
+        heads = self.steps.dt.size(1)
         for i, (tensor, tiles) in enumerate(zip(self.tensors, self.tiles, strict=True)):
             if tiles is not None:
                 group = 1 if i > 1 else heads // tensor.size(1)
@@ -58,14 +51,14 @@ class Ssd(Recurrence):
         """Of the head of a warp: A, the bias, and dt of the first chunk."""
         with tc.warps():
             head = task.head * self.scan.heads + tc.warp_id() % WARPS
-            self.rate = tc.load(self.A[head], f32) * LOG2_E
-            self.offset = 0.0 if self.bias is None else tc.load(self.bias[head], f32)
+            rate, self.offset = self.steps.of_head(head)
+            self.rate = rate * LOG2_E
             self.ahead = tc.empty(PLAIN)
             self.fetch(task, head, self.scan.first(task).row)
 
     def fetch(self, task: Any, head: Any, row: Any) -> None:
         """Loads dt of a chunk, which is used a step later."""
-        tc.copy(self.ahead, tc.load(self.dt.at(task.batch, head, row), PLAIN))
+        tc.copy(self.ahead, tc.load(self.steps.dt.at(task.batch, head, row), PLAIN))
 
     def products(self, task: Any, at: At) -> None:
         """`C B^T`, of all heads."""
@@ -75,13 +68,10 @@ class Ssd(Recurrence):
         """Sums of gates dt A, the same less log2 dt, decays to and from the ends of the chunk."""
         dt = self.ahead + self.offset
         self.fetch(task, task.head * self.scan.heads + head, self.scan.following(at))
-        dt = steps_of(dt, self.softplus, self.limits)
-        index = tc.row_index(dt)
+        dt = self.steps.of(dt)
+        inside = tc.row_index(dt) < at.rows
         gates = tc.maximum(dt * self.rate, LEAST, nan=True)
-        if self.sequences is not None:  # the first token of one: all before is forgotten
-            same = goes_on(self.sequences, task.batch, at.row, index, "plain")
-            gates = tc.select(same, gates, LEAST)
-        inside = index < at.rows
+        gates = self.steps.going_on(gates, LEAST, task.batch, at.row, "plain")
         dt, gates = tc.select(inside, dt, 0.0), tc.select(inside, gates, 0.0)
         sums = tc.cumsum(gates)
         before, behind = tc.exp2(sums), tc.exp2(tc.reduce_vector("sum", gates) - sums)
@@ -144,6 +134,7 @@ def ssd(
     if "z" in given:
         z = scan.pipe.input(st[X.dtype, CHUNK, CHUNK], count=heads * slices)
         tensors, tiles = [*tensors, given["z"]], [*tiles, z]
-    work = Ssd(scan, tensors, tiles, dt, A, given.get("bias"), softplus,
-               (low, high) if limits else None, given.get("D"), given.get("sequences"))  # fmt: skip
+    steps = Steps(dt, A, given.get("bias"), softplus, (low, high) if limits else None,
+                  given.get("sequences"))  # fmt: skip
+    work = Ssd(scan, tensors, tiles, steps, given.get("D"))
     scan.run(work, c, b, x, O, given.get("before"), given.get("after"))

@@ -17,40 +17,33 @@ from tilecat import f32, gl, rt
 from .chunk_scan import COLUMN, ROW
 from .chunk_tasks import CHUNK
 from .ssd import TD, T
-from .ssd_steps import goes_on, steps_of
+from .ssd_steps import Steps
 
 
 class _Tokens:
     """64 tokens of a head: how far they step.
 
     Args:
-        place: batch entry, head, first token.
-        dt, A: as the kernel's. given: of `names`. softplus, limits: of dt, as of `ssd`.
+        steps: of the call. place: batch entry, head, first token.
     """
 
-    def __init__(
-        self, place: Any, dt: Any, A: Any, given: dict[str, Any], softplus: bool, limits: Any
-    ):  # fmt: skip
-        self.place, self.softplus, self.limits = place, softplus, limits
-        self.sequences = given.get("sequences")
-        self.rate, self.raw = tc.load(A[place[1]], f32), tc.load(dt.at(*place), ROW)
-        if "bias" in given:
-            self.raw = self.raw + tc.load(given["bias"][place[1]], f32)
-        self.steps = steps_of(self.raw, softplus, limits)
+    def __init__(self, steps: Steps, place: Any):
+        self.all, self.place, dt = steps, place, tc.load(steps.dt.at(*place), ROW)
+        self.rate, offset = steps.of_head(place[1])
+        self.dt = dt + offset
+        self.steps = steps.of(self.dt)
 
-    def fresh(self, x: Any, other: float) -> Any:
-        """A vector, but `other` of tokens that go on from none: of the first of a sequence."""
-        if self.sequences is None:
-            return x
-        batch, _, row = self.place
-        return tc.select(goes_on(self.sequences, batch, row, tc.row_index(x), "row"), x, other)
+    def going_on(self, x: Any, other: float) -> Any:
+        """A vector, but `other` of the first token of a sequence behind another one."""
+        return self.all.going_on(x, other, self.place[0], self.place[2], "row")
 
     def back(self, x: Any) -> Any:
         """The gradient of dt, from that of the steps."""
-        if self.limits is not None:
-            before, (low, high) = tc.softplus(self.raw) if self.softplus else self.raw, self.limits
-            x = tc.select(before < low, 0.0, tc.select(before > high, 0.0, x))
-        return x * tc.sigmoid(self.raw) if self.softplus else x
+        if self.all.limits is not None:
+            (low, high), plain = self.all.limits, self.dt
+            plain = tc.softplus(plain) if self.all.softplus else plain
+            x = tc.select(plain < low, 0.0, tc.select(plain > high, 0.0, x))
+        return x * tc.sigmoid(self.dt) if self.all.softplus else x
 
 
 def _tile(tensor: Any, place: Any, col: Any) -> Any:
@@ -69,12 +62,14 @@ def ssd_operands(
     args: those of `names`: bias f32 [H], sequences s32 [B, T]; z, dy and dn [B, H, T, P].
     """
     given, blocks = dict(zip(names, args, strict=True)), tc.cdiv(X.rows, CHUNK)
+    steps = Steps(dt, A, given.get("bias"), softplus, (low, high) if limits else None,
+                  given.get("sequences"))  # fmt: skip
     with tc.warpgroup():
         for task in tc.range(tc.cta_id(), X.size(0) * X.size(1) * blocks, tc.num_ctas()):
             head = task // blocks
             place = head // X.size(1), head % X.size(1), task % blocks * CHUNK
-            tokens = _Tokens(place, dt, A, given, softplus, (low, high) if limits else None)
-            gates = tokens.fresh(tokens.steps * tokens.rate, -math.inf)
+            tokens = _Tokens(steps, place)
+            gates = tokens.going_on(tokens.steps * tokens.rate, -math.inf)
             tc.store(Gates.at(*place), gates)
             for block in tc.range(tc.cdiv(X.cols, CHUNK)):
                 col = block * CHUNK
@@ -99,18 +94,20 @@ def ssd_gradients(
     `C h + D x`, and dz.
     """
     given, blocks = dict(zip(names, args, strict=True)), tc.cdiv(X.rows, CHUNK)
+    steps = Steps(dt, A, given.get("bias"), softplus, (low, high) if limits else None,
+                  given.get("sequences"))  # fmt: skip
     with tc.warpgroup():
         for task in tc.range(tc.cta_id(), X.size(0) * X.size(1) * blocks, tc.num_ctas()):
             head = task // blocks
             place = head // X.size(1), head % X.size(1), task % blocks * CHUNK
-            tokens = _Tokens(place, dt, A, given, softplus, (low, high) if limits else None)
+            tokens = _Tokens(steps, place)
             dots = tc.zeros(ROW)
             for block in tc.range(tc.cdiv(X.cols, CHUNK)):
                 col = block * CHUNK
                 values = _tile(dValues, place, col)
                 tc.copy(dots, tc.row_sum(values * _tile(X, place, col), dots))
                 _store_token_gradients(given, place, col, values * tokens.steps, dX)
-            gates = tokens.fresh(tc.load(dGates.at(*place), ROW), 0.0)
+            gates = tokens.going_on(tc.load(dGates.at(*place), ROW), 0.0)
             tc.store(dRates.at(*place), gates * tokens.steps)
             found = tokens.back(tc.fma(gates, tokens.rate, dots))
             tc.store(dDt.at(*place), found)

@@ -2,35 +2,56 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import tilecat as tc
-from tilecat import rv, s32
+from tilecat import f32, rv, s32
 
 from .chunk_tasks import CHUNK
 
 
-def steps_of(dt: Any, softplus: bool, limits: Any) -> Any:
-    """`clamp(softplus(dt))`, or without one or both.
+@dataclass(frozen=True, eq=False)
+class Steps:
+    """Steps `clamp(softplus(dt + bias))`, and where sequences begin.
 
     Args:
-        dt: vectors, the bias added. softplus: whether. limits: a pair to clamp to, or None.
+        dt: [B, H, T]. A: f32 [H].
+        bias: f32 [H], or None. softplus: whether. limits: a pair to clamp to, or None.
+        sequences: which sequence a token belongs to, s32 [B, T], or None.
     """
-    steps = tc.softplus(dt) if softplus else dt
-    if limits is not None:
-        steps = tc.minimum(tc.maximum(steps, limits[0], nan=True), limits[1], nan=True)
-    return steps
 
+    dt: Any
+    A: Any
+    bias: Any
+    softplus: bool
+    limits: Any
+    sequences: Any
 
-def goes_on(sequences: Any, batch: Any, row: Any, index: Any, axis: str) -> Any:
-    """Whether tokens of a chunk are of the sequence of the token before.
+    def of_head(self, head: Any) -> tuple[Any, Any]:
+        """A and the bias of a head."""
+        return tc.load(self.A[head], f32), (
+            0.0 if self.bias is None else tc.load(self.bias[head], f32)
+        )
 
-    Args:
-        sequences: which one a token belongs to, s32 [B, T].
-        batch, row: where the chunk lies. index: its tokens' numbers in it, along `axis`.
-    """
-    mine, before = (
-        tc.load(sequences.at(batch, row - i), rv[s32, CHUNK, axis]) for i in (0, 1)
-    )
-    before = tc.select(index + row > 0, before, mine)
-    return before == mine
+    def of(self, dt: Any) -> Any:
+        """Steps of a vector of dt with the bias."""
+        steps = tc.softplus(dt) if self.softplus else dt
+        if self.limits is not None:
+            low, high = self.limits
+            steps = tc.minimum(tc.maximum(steps, low, nan=True), high, nan=True)
+        return steps
+
+    def going_on(self, x: Any, other: float, batch: Any, row: Any, axis: str) -> Any:
+        """A vector of a chunk's tokens, but `other` of those of another sequence than before them.
+
+        Args:
+            batch, row: where the chunk lies. axis: of the vector.
+        """
+        if self.sequences is None:
+            return x
+        mine, before = (
+            tc.load(self.sequences.at(batch, row - i), rv[s32, CHUNK, axis]) for i in (0, 1)
+        )
+        before = tc.select(tc.row_index(x) + row > 0, before, mine)
+        return tc.select(before == mine, x, other)
