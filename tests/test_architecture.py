@@ -63,7 +63,7 @@ LAYERS = (
      "hedgehog_call"),
     ("fft_plans", "fft_spectra", "fft_conv_call"),
     ("fft_conv_backward_call",),
-    ("rotary_call", "norm_call", "cross_entropy_call"),
+    ("rotary_call", "norm_call", "norm_backward_call", "cross_entropy_call"),
     ("testing",),
     ("bench", "torch", "tune"),
     ("cli",),

@@ -208,6 +208,7 @@ if TYPE_CHECKING:
     from .kernels import epilogues, score_mods
     from .linear_attention_backward_call import simple_gla_backward
     from .linear_attention_call import lightning_attn, linear_attention, simple_gla
+    from .norm_backward_call import layer_norm_fn_backward
     from .norm_call import layer_norm_fn
     from .operators import grouped_matmul, matmul
     from .recurrence_step_call import lightning_attn_step, simple_gla_step, ssd_step
@@ -234,6 +235,7 @@ _LATER = {
     "hedgehog_call": ("hedgehog",),
     "linear_attention_backward_call": ("simple_gla_backward",),
     "linear_attention_call": ("lightning_attn", "linear_attention", "simple_gla"),
+    "norm_backward_call": ("layer_norm_fn_backward",),
     "norm_call": ("layer_norm_fn",),
     "operators": ("grouped_matmul", "matmul"),
     "recurrence_step_call": ("lightning_attn_step", "simple_gla_step", "ssd_step"),
@@ -353,6 +355,7 @@ __all__ = [
     "last_of",
     "layouts",
     "layer_norm_fn",
+    "layer_norm_fn_backward",
     "lcf",
     "lcsf",
     "left_fill",

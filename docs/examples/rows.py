@@ -12,7 +12,8 @@ ROWS = Family(
 Each reads its rows once. On NumPy arrays and CPU tensors they run on the PTX machine, on CUDA
 tensors on the GPU.
 """,
-    ("apply_rotary", "apply_rotary_qk", "layer_norm_fn", "cross_entropy", "cross_entropy_grad"),
+    ("apply_rotary", "apply_rotary_qk", "layer_norm_fn",
+     "layer_norm_fn_backward", "cross_entropy", "cross_entropy_grad"),
     (
         E("apply_rotary apply_rotary_qk", """
 x = np.ones((1, 20, 2, 32), np.float16)  # a quarter turn: (a, b) becomes (-b, a)
@@ -25,6 +26,11 @@ q, k = tc.apply_rotary_qk(x, x, cos, sin, interleaved=True)
 x, w = np.tile(np.array([1, 3], np.float32), (5, 60)), np.full(120, 2, np.float32)
 y, h = tc.layer_norm_fn(x, w, residual=x, prenorm=True)
 """, ("np.allclose(y[:, ::2], -2) and np.allclose(y[:, 1::2], 2)", "(h == 2 * x).all()")),
+        E("layer_norm_fn_backward", """
+x, w = np.tile(np.array([1, 3], np.float32), (5, 60)), np.full(120, 2, np.float32)
+dx, dw, db, _ = tc.layer_norm_fn_backward(x, x, w, w)
+""", ("np.allclose(dx, 0, atol=1e-4)  # a larger deviation, or mean, changes nothing",
+      "np.allclose(dw[::2], -5) and np.allclose(dw[1::2], 15) and np.allclose(db[1::2], 15)")),
         E("cross_entropy cross_entropy_grad", """
 x, target = np.zeros((4, 64), np.float32), np.array([5, 5, -100, 5])
 loss = tc.cross_entropy(x, target)
