@@ -208,6 +208,35 @@ def test_gradients_made_by_several_launches(monkeypatch, line):
         check((1, 2, 1, 70, 130), 64, seen=j >= i - 20, window=(20, None), deterministic=True)
     if line == 1:
         test_a_bias_has_a_gradient((2, 1, 100, 200), {"softcap": 2.0})
+    if line == 6:  # few queries at a time
+        cap = {"softcap": 2.0, "score_mod": lambda s, at: s * tc.sigmoid(s)}
+        test_a_bias_has_a_gradient((2, 100, 200), cap)
+
+
+def gelu_tanh(s):
+    """GELU by tanh, of tiles."""
+    return 0.5 * s * (1.0 + tc.tanh(0.7978845608 * (s + 0.044715 * s * s * s)))
+
+
+def test_functions_that_fill_the_registers_have_gradients(monkeypatch):
+    """A soft cap, a GELU, a mask of bytes and a window: by the line that holds least."""
+    monkeypatch.setattr(attention_backward_call, "LINES", attention_backward_call.LINES[-1:] * 2)
+    monkeypatch.setattr(attention_backward_call, "_fitting", {})
+    size = (1, 1, 1, 70, 130)
+    mask = np.random.default_rng(1).random((70, 130)) < 0.7
+    i, j = positions(size)
+
+    def score(s):
+        cap = 2 * np.tanh(s / 2)
+        inner = 0.7978845608 * (cap + 0.044715 * cap**3)
+        slope = 0.5 * (1 + np.tanh(inner)) + 0.5 * cap / np.cosh(inner) ** 2 * (
+            0.7978845608 * (1 + 3 * 0.044715 * cap**2)
+        )
+        return 0.5 * cap * (1 + np.tanh(inner)), slope * (1 - np.tanh(s / 2) ** 2)
+
+    check(size, 96, seen=(j >= i - 60) & mask, score=score, softcap=2.0, window=(60, None),
+          score_mod=lambda s, at: gelu_tanh(s),
+          mask_mod=(lambda at, x: at.tile(x) > 0.5, mask.astype(np.uint8)))  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["bias", "sinks"])

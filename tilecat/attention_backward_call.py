@@ -32,7 +32,8 @@ APART = 192  # columns from which registers hold dK or dV of 64 keys, not both: 
 APART_BENT = 128  # of scores that have a slope, and of windows with scores that change
 # What launches make, and of how many columns at a time: each line's hold less in registers than
 # those of the line before. Where they are not enough still, which depends on what changes scores,
-# the next runs. The last one's have a consumer each, which may hold most, 255 a thread.
+# the next runs. The last two's have a consumer each, which may hold most, 255 a thread; the last's
+# make dS of few queries at a time, and may spill: whatever functions compute, they run.
 DQ, DK, DV = (("dq",), 256), (("dk",), 256), (("dv",), 256)
 PARTS = (("dv",), 64), (("dk",), 64), DQ
 LINES: tuple[tuple[dict[str, Any], tuple[tuple[tuple[str, ...], int], ...]], ...] = (
@@ -42,8 +43,9 @@ LINES: tuple[tuple[dict[str, Any], tuple[tuple[tuple[str, ...], int], ...]], ...
     ({}, ((("dv",), 128), (("dk",), 128), DQ)),
     ({}, PARTS),
     ({"consumers": 1, "held": False}, PARTS),
+    ({"consumers": 1, "held": False, "few": True}, PARTS),
 )
-PANEL = 64  # columns, 128 bytes: parts of a shared tile are whole panels
+PANEL = 64  # columns, 128 bytes, or half: parts of a shared tile are whole panels
 _fitting: dict[Any, int] = {}  # how many lines further than the first to try
 TILE_DIMS = tuple(CONFIGS)
 
@@ -165,7 +167,7 @@ def _run(
         made = [Launch(kernel, operands, main_args, params | more) for more in line]
         return _ran([before, *made, after])
 
-    ends = None if rows == ROWS else -1  # the last are not for blocks of more queries
+    ends = None if rows == ROWS else -2  # the last are not for blocks of more queries
     lines = [_pieces(*line, wide["dim"], wide["dim_v"]) for line in LINES[apart:ends]]
     launches = first_that_fits(kernel, _fitting, (dtype, *params.values()), lines, run)
     remember(key, given, makers, (*gradients, *made[3:]), launches)
@@ -210,7 +212,8 @@ def _pieces(
     found: list[dict[str, Any]] = []
     for grads, most in line:
         cols = dim_v if grads == ("dv",) else dim
-        counts = (n for n in range(-(-cols // most), cols // PANEL + 1) if cols % (n * PANEL) == 0)
+        panel = PANEL if cols % PANEL == 0 else PANEL // 2
+        counts = (n for n in range(-(-cols // most), cols // panel + 1) if cols % (n * panel) == 0)
         count = next(counts, 1)
         found += ({**params, "grads": grads, "piece": (n, count)} for n in range(count))
     return tuple(found)

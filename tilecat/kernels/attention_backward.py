@@ -27,8 +27,7 @@ from typing import Any
 import tilecat as tc
 from tilecat import DTypeVar, bf16, f16, f32, gl, inout, rt, rv, st, sv
 
-from ..language.values import RegTile
-from .attention_keys import keys_tile, ranges_of, scores, tasks_of
+from .attention_keys import SPILLS, keys_tile, make_few, ranges_of, scores, tasks_of, times
 from .attention_rows import ROWS
 from .attention_scores import Edges, Mods
 from .score_mods import At
@@ -52,13 +51,13 @@ class Consumer:
         k, v, q, do, lse, delta: its inputs.
         sight: which keys queries see.
         mods: what changes scores.
-        side: which half of `shared_ds` is written, 0 or 1, a variable.
         held: whether dS lies in registers too, as the A operand of dK.
         turns: counters of the parts of dQ, to which blocks of keys then add in order; or None.
         wide: columns of what is made of "dk" and "dv": both where registers hold both.
         piece: which part of their columns it is, of how many.
         with_dq: whether dQ is made.
         biased: adds gradients of scores, given their place, to the bias's; or None.
+        few: whether dS is made of few queries at a time, and may spill for all that.
     """
 
     pipe: Any
@@ -72,16 +71,18 @@ class Consumer:
     delta: Any
     sight: Any
     mods: Any
-    side: Any
     held: bool
     turns: Any
     wide: dict[str, int]
     piece: tuple[int, int]
     with_dq: bool
     biased: Any
+    few: bool
 
     def __post_init__(self) -> None:
         """Its registers and shared memory."""
+        self.side = tc.var(0)  # which half of `shared_ds` is written
+        tc.allow_spills(SPILLS if self.few else 0)
         dtype, rows, dim = self.q.kind.dtype, self.q.kind.rows, self.q.kind.cols
         self.rows, self.tall = rows, rows // ROWS
         self.cuts = self.parts * self.tall // self.count  # of its share of dQ, one after another
@@ -134,24 +135,10 @@ class Consumer:
             masked: whether queries of the block do not see all keys.
             sums: where dQ is added.
         """
-        mine, s, dp = self.pipe.consumer, self.s, self.dp
+        mine, few = self.pipe.consumer, self.few and self.with_ds
         self.q.wait()
-        tc.mma_ABt(s, self.k[mine], self.q, accumulate=False)
-        ahead = self.with_ds and not self.mods.sloped  # P is made while dP is under way
-        if ahead:
-            tc.mma_ABt(dp, self.v[mine], self.do, accumulate=False)
-        tc.mma_wait(1 if ahead else 0)
-        place = at[2] * self.rows, (task.tile * self.count + mine) * ROWS
-        slopes, here = scores(s, self.mods, self.sight.of(task), (*at[:2], *place), masked,
-                              apart=self.biased is not None)  # fmt: skip
-        for part, lse in self.with_each(s, self.lse):
-            tc.exp2(tc.fma(part, self.mods.unit, -lse, out=part), out=part)
-        if "dv" in self.made and not self.late:
-            tc.cast(s, self.p.dtype, out=self.p)
-        if self.with_ds:
-            self.make_ds(slopes, here, ahead)
-        if self.late:
-            tc.cast(s, self.p.dtype, out=self.p)
+        tc.mma_ABt(self.s, self.k[mine], self.q, accumulate=False)
+        (partial(make_few, self) if few else self.make_all)(task, at, masked)
         if "dv" in self.made:
             tc.mma_AB(self.made["dv"], self.p, self.columns(self.do))
         if self.with_ds:
@@ -162,6 +149,27 @@ class Consumer:
         tc.mma_wait()
         self.q.release()
         self.side.set(self.side ^ 1)
+
+    def place(self, task, at):
+        """Of scores: batch, head, query, key."""
+        return *at[:2], at[2] * self.rows, (task.tile * self.count + self.pipe.consumer) * ROWS
+
+    def make_all(self, task, at, masked):
+        """P, if dV needs it, and dS, of S under way."""
+        s, ahead = self.s, self.with_ds and not self.mods.sloped
+        if ahead:  # P is made while dP is under way
+            tc.mma_ABt(self.dp, self.v[self.pipe.consumer], self.do, accumulate=False)
+        tc.mma_wait(1 if ahead else 0)
+        place = self.place(task, at)
+        slopes, here = scores(s, self.mods, self.sight.of(task), place, masked, bool(self.biased))
+        for part, lse in self.with_each(s, self.lse):
+            tc.exp2(tc.fma(part, self.mods.unit, -lse, out=part), out=part)
+        if "dv" in self.made and not self.late:
+            tc.cast(s, self.p.dtype, out=self.p)
+        if self.with_ds:
+            self.make_ds(slopes, here, ahead)
+        if self.late:
+            tc.cast(s, self.p.dtype, out=self.p)
 
     def make_ds(self, slopes, here, ahead):
         """DS of P and dP, which may be under way: P (dP - delta), times the slopes of scores."""
@@ -180,11 +188,11 @@ class Consumer:
         times(dp, of_cap)
         tc.cast(dp, self.p.dtype, out=self.ds)
 
-    def with_each(self, tile, statistic):
+    def with_each(self, tile, statistic, columns=COLUMNS):
         """Columns of a tile, few at a time, with what is known of their queries."""
-        for first in range(0, self.rows, COLUMNS):
-            vector = statistic.tile.part(first // COLUMNS, self.rows // COLUMNS)
-            yield tile[:, first : first + COLUMNS], tc.load(vector, rv[f32, COLUMNS, "col"])
+        for first in range(0, self.rows, columns):
+            vector = statistic.tile.part(first // columns, self.rows // columns)
+            yield tile[:, first : first + columns], tc.load(vector, rv[f32, columns, "col"])
 
     def ds_of(self, consumer):
         """DS of a consumer's keys in shared memory, where it is written now."""
@@ -227,12 +235,6 @@ class Consumer:
             tc.atomic_add(sums[*part, 0], tc.register_order(self.dq))
 
 
-def times(tile, slope):
-    """A tile times a slope, in place; 1 takes no time."""
-    if isinstance(slope, RegTile) or slope != 1:
-        tc.mul(tile, slope, out=tile)
-
-
 @tc.kernel
 def attention_backward(
     Q: gl[T, "B", "H", "Lq", "D"], K: gl[T, "B", "Hkv", "Lk", "D"],
@@ -240,7 +242,7 @@ def attention_backward(
     LSE2: gl[f32, "B", "H", "rows"], Delta: gl[f32, "B", "H", "rows"],
     Sums: inout[f32, "B", "H", "parts", "part"], dK: gl[T, "B", "Hkv", "Lk", "D"],
     dV: gl[T, "B", "Hkv", "Lk", "Dv"], scale: f32, *args, dim, dim_v, part, consumers=2, stages=2,
-    tile_q=ROWS, held=False, order="sequence", edges=PLAIN, mods=UNCHANGED, packed=False,
+    tile_q=ROWS, held=False, few=False, order="sequence", edges=PLAIN, mods=UNCHANGED, packed=False,
     ordered=False, biased=None, grads=ALL, piece=(0, 1),
 ):  # fmt: skip
     """dK, dV, and dQ / scale added to Sums: parts of 64 queries, in register order.
@@ -263,8 +265,8 @@ def attention_backward(
     lse, delta = (pipe.input(sv[f32, tile_q]) for _ in range(2))
     wide = {x: d // piece[1] for x, d in (("dv", dim_v), ("dk", dim)) if x in grads}
     out = {d: pipe.output(st[K.dtype, ROWS, d]) for d in dict.fromkeys(wide.values())}
-    work = Consumer(pipe, consumers, parts, k, v, q, do, lse, delta, sight, mods, tc.var(0), held,
-                    turns, wide, piece, "dq" in grads, biased and partial(ADD[biased], tensor=bias))
+    work = Consumer(pipe, consumers, parts, k, v, q, do, lse, delta, sight, mods, held, turns,
+                    wide, piece, "dq" in grads, biased and partial(ADD[biased], tensor=bias), few)
 
     @pipe.begin
     def _(task):

@@ -16,6 +16,7 @@ from .attention_scores import packed as packed_tasks
 from .score_mods import At
 
 FEW = 32  # queries whose scores functions change at a time: all that they compute takes registers
+SPILLS = 1 << 10  # bytes a thread where they are few, and still compute more than registers hold
 L2_BYTES = 32 << 20  # of Q, dO and dQ to work on at a time; an H200 has 60 MB (h200-peers.md)
 
 
@@ -60,6 +61,34 @@ def whole(kind, parts):
             tc.fill(into, 1.0)
             tc.mul(into, part, out=into)
     return slope
+
+
+def times(tile, slope):
+    """A tile times a slope, in place; 1 takes no time."""
+    if isinstance(slope, RegTile) or slope != 1:
+        tc.mul(tile, slope, out=tile)
+
+
+def make_few(work, task, at, masked):
+    """Makes dS of S under way, of few queries at a time: no slopes of others take registers.
+
+    Args:
+        work: a consumer of `attention_backward`, and what else its `make_all` is given.
+    """
+    tc.mma_ABt(work.dp, work.v[work.pipe.consumer], work.do, accumulate=False)
+    tc.mma_wait()
+    *plane, row, col = work.place(task, at)
+    tiles = work.with_each(work.s, work.lse, FEW), work.with_each(work.dp, work.delta, FEW)
+    for number, ((s, lse), (dp, delta)) in enumerate(zip(*tiles, strict=True)):
+        place = *plane, row + number * FEW, col
+        (of_cap, of_step), here = scores(s, work.mods, work.sight.of(task), place, masked, True)
+        tc.exp2(tc.fma(s, work.mods.unit, -lse, out=s), out=s)
+        tc.mul(dp - delta, s, out=dp)
+        times(dp, of_step)
+        if work.biased is not None:
+            work.biased(here, tile=dp)
+        times(dp, of_cap)
+    tc.cast(work.dp, work.p.dtype, out=work.ds)
 
 
 def tasks_of(order, sight, K, group, sizes, starts):
