@@ -54,3 +54,34 @@ def exact(q, k, v, scale=None, seen=None, added=None, sinks=None):
 def causal(queries: int, keys: int, from_end: bool = False):
     """Which keys a query sees that sees none behind its own."""
     return torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries if from_end else 0)
+
+
+BLOCK = 64  # of Hedgehog
+
+
+def features(x, weights):
+    z = x @ weights
+    return torch.cat([z.softmax(-1), (-z).softmax(-1)], -1)
+
+
+def exact_hedgehog(q, k, v, qmap, kmap, alpha, beta, state=None):
+    """Outputs, and states as they are before the last block, in float64."""
+    alpha, beta = (x.double()[:, None, None] for x in (alpha, beta))
+    q, k, v, qmap, kmap = (x.double() for x in (q, k, v, qmap, kmap))
+    k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+    token = torch.arange(q.shape[2], device=q.device)
+    block = token // BLOCK
+    far = block[None, :] < block[:, None] - 1
+    near = (token[None, :] <= token[:, None]) & ~far
+    s = (q @ k.mT * q.shape[3] ** -0.5).masked_fill(~near, -torch.inf)
+    fq, fk = features(q, qmap), features(k, kmap)
+    w = beta * (s - s.amax(-1, keepdim=True)).exp() + alpha * (fq @ fk.mT).masked_fill(~far, 0.0)
+    total, out = w.sum(-1, keepdim=True) + 1e-6, w @ v
+    gone = slice(0, (q.shape[2] - 1) // BLOCK * BLOCK)
+    kv, ks = fk[:, :, gone].mT @ v[:, :, gone], fk[:, :, gone].sum(2)
+    if state is not None:
+        first, sums = (x.double() for x in state)
+        out = out + alpha * (fq @ first)
+        total = total + alpha * (fq * sums[:, :, None]).sum(-1, keepdim=True)
+        kv, ks = kv + first, ks + sums
+    return out / total, kv, ks

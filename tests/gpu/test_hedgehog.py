@@ -9,11 +9,15 @@ if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 
 from recurrence_checks import BF16, close, poison_calls  # noqa: E402
+from torch_exact import exact_hedgehog  # noqa: E402
 
 import tilecat as tc  # noqa: E402
+import tilecat.torch as tt  # noqa: E402
 from tilecat import hedgehog_call  # noqa: E402
 
-BLOCK, LIMIT, STATE_LIMIT, SUM_LIMIT = 64, 2.6e-3, 2.5e-3, 5e-4  # tests/test_hedgehog.py
+LIMIT, STATE_LIMIT, SUM_LIMIT = 2.6e-3, 2.5e-3, 5e-4  # tests/test_hedgehog.py
+GRAD = 8e-3  # three scans of 16-bit operands, and a rounding
+FACTORS = 5e-2  # of alpha and beta: sums over tokens that cancel
 
 
 @pytest.fixture(autouse=True)
@@ -21,34 +25,6 @@ def poisoned(monkeypatch):
     """What the calls allocate is NaN until it is written."""
     torch.manual_seed(0)
     poison_calls(monkeypatch, hedgehog_call)
-
-
-def features(x, weights):
-    z = x @ weights
-    return torch.cat([z.softmax(-1), (-z).softmax(-1)], -1)
-
-
-def exact_hedgehog(q, k, v, qmap, kmap, alpha, beta, state=None):
-    """Outputs, and states as they are before the last block, in float64."""
-    alpha, beta = (x.double()[:, None, None] for x in (alpha, beta))
-    q, k, v, qmap, kmap = (x.double() for x in (q, k, v, qmap, kmap))
-    k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
-    token = torch.arange(q.shape[2], device=q.device)
-    block = token // BLOCK
-    far = block[None, :] < block[:, None] - 1
-    near = (token[None, :] <= token[:, None]) & ~far
-    s = (q @ k.mT * q.shape[3] ** -0.5).masked_fill(~near, float("-inf"))
-    fq, fk = features(q, qmap), features(k, kmap)
-    w = beta * (s - s.amax(-1, keepdim=True)).exp() + alpha * (fq @ fk.mT).masked_fill(~far, 0.0)
-    total, out = w.sum(-1, keepdim=True) + 1e-6, w @ v
-    gone = slice(0, (q.shape[2] - 1) // BLOCK * BLOCK)
-    kv, ks = fk[:, :, gone].mT @ v[:, :, gone], fk[:, :, gone].sum(2)
-    if state is not None:
-        first, sums = (x.double() for x in state)
-        out = out + alpha * (fq @ first)
-        total = total + alpha * (fq * sums[:, :, None]).sum(-1, keepdim=True)
-        kv, ks = kv + first, ks + sums
-    return out / total, kv, ks
 
 
 def inputs(batch, length, heads, groups, dim, dtype=BF16, size=1.0, map_size=None):
@@ -100,3 +76,24 @@ def test_a_sequence_goes_on_from_its_states():
     close(again[:, :, 64:], o[:, :, 192:].double(), 2 * LIMIT)
     close(kv2, kv.double(), STATE_LIMIT)
     close(ks2, ks.double(), SUM_LIMIT)
+
+
+@pytest.mark.parametrize("size", [(2, 1000, 4, 4, 128), (1, 65, 6, 2, 64), (2, 4097, 2, 1, 128)],
+                         ids=str)  # fmt: skip
+@pytest.mark.parametrize("states", [False, True])
+def test_gradients(size, states):
+    """Of everything, those of the states too, which are the next call's first ones."""
+    given = inputs(*size)
+    if states:
+        batch, _, heads, _, dim = size
+        sums = torch.rand(batch, heads, 128, device="cuda")
+        given += torch.randn(batch, heads, 128, dim, device="cuda"), 1 + sums
+    leaves = [x.detach().requires_grad_() for x in given]
+    made = tt.hedgehog(*leaves[:7], initial_state=leaves[7:] or None)
+    grads = [torch.randn_like(x) for x in made]
+    found = torch.autograd.grad(made, leaves, grads)
+    wide = [x.detach().double().requires_grad_() for x in given]
+    exact = exact_hedgehog(*wide[:7], wide[7:] or None)
+    wanted = torch.autograd.grad(exact, wide, [x.double() for x in grads])
+    for mine, other in zip(found, wanted, strict=True):
+        close(mine, other, FACTORS if mine.ndim == 1 else GRAD)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..errors import DTypeError, LayoutError, ScopeError
+from ..errors import DTypeError, LayoutError
 from ..runtime.arrays import TENSORS
 
 try:
@@ -87,21 +87,6 @@ def define(
         return kernel(*args)
 
     return call
-
-
-def refuses(name: str) -> Callable[..., Any]:
-    """The `function` of an operator that has no gradients yet.
-
-    It raises a ScopeError that says so, where one is wanted.
-    """
-
-    def refuse(run: Any, *args: Any) -> Any:
-        raise ScopeError(
-            f"{name}: has no gradients yet, got a tensor with requires_grad under autograd",
-            hint="with torch.no_grad(): ..., or x.detach()",
-        )
-
-    return refuse
 
 
 def _trains_plainly(args: tuple[Any, ...]) -> bool | None:
