@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -367,3 +367,26 @@ def default_specialization(
         whole = _whole(static[-1], chosen.name)
         tensors.append(TensorSpec(chosen.name, "row", True, static, whole))
     return Specialization(tuple(tensors), tuple(params.items()))
+
+
+@dataclass(frozen=True)
+class Movable:
+    """Launches of one kernel on arrays of one layout, wherever they lie.
+
+    Args:
+        bound: the call they are like.
+        outputs: arguments that are written.
+        at: addresses by argument (of scalars anything) -> a launch, `launch(stream)`.
+    """
+
+    bound: Bound
+    outputs: tuple[int, ...]
+    at: Callable[[Sequence[int]], Callable[[Any], None]]
+
+    def __call__(self, addresses: Sequence[int]) -> Callable[[Any], None] | None:
+        """A launch, or None where an output may share memory with another argument.
+
+        Args:
+            addresses: by argument, each aligned to 16 bytes as that of the call was.
+        """
+        return self.at(addresses) if self.bound.apart(addresses, self.outputs) else None

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from .arch import DEFAULT_TARGET, arch_of, arch_of_device
-from .binding import Bound, bind, by_position, default_specialization
+from .binding import Bound, Movable, bind, by_position, default_specialization
+from .captured import Surroundings, is_own, remembered
 from .check import CheckedKernel, check
 from .codegen.emit import generate
 from .codegen.module import PtxModule
@@ -148,29 +149,6 @@ class Compiled:
         return deferred.machine().launch(self.module, args, **options)
 
 
-@dataclass(frozen=True)
-class Movable:
-    """Launches of one kernel on arrays of one layout, wherever they lie.
-
-    Args:
-        bound: the call they are like.
-        outputs: arguments that are written.
-        at: addresses by argument (of scalars anything) -> a launch, `launch(stream)`.
-    """
-
-    bound: Bound
-    outputs: tuple[int, ...]
-    at: Callable[[Sequence[int]], Callable[[Any], None]]
-
-    def __call__(self, addresses: Sequence[int]) -> Callable[[Any], None] | None:
-        """A launch, or None where an output may share memory with another argument.
-
-        Args:
-            addresses: by argument, each aligned to 16 bytes as that of the call was.
-        """
-        return self.at(addresses) if self.bound.apart(addresses, self.outputs) else None
-
-
 def _written(kernel: Kernel) -> tuple[int, ...]:
     targets = (op.stores for op in kernel.body.walk())
     return tuple(sorted({arg.index for arg in targets if arg is not None}))
@@ -208,6 +186,8 @@ class KernelFunction:
         self._ends: dict[tuple[Any, ...], frozenset[int]] = {}  # whose ends decide how to store
         self._prepared: dict[Any, tuple[Bound, Compiled]] = {}
         self._ready: dict[Any, Callable[[Any], None]] = {}  # launches of tensors seen before
+        self._own = is_own(function)
+        self._around: Surroundings | None = None  # what a user's kernel read at its last trace
 
     def __repr__(self) -> str:
         """Its signature."""
@@ -241,7 +221,20 @@ class KernelFunction:
         self._remember(kernel, params)
         self._compiled[target, params, self._relevant(specialization, params)] = compiled
         self.compiles += 1
+        self._around = None if self._own else Surroundings(self.function)
         return compiled
+
+    def _today(self, params: dict[str, Any]) -> dict[str, Any]:
+        """Compile-time parameters, functions as `remembered`; of a user's kernel.
+
+        What was traced is forgotten when the body would read other values now.
+        """
+        if self._own:
+            return params
+        if self._around is not None and self._around.changed():
+            for kept in (self._compiled, self._untiled, self._ends, self._prepared, self._ready):
+                kept.clear()
+        return {name: remembered(x) if callable(x) else x for name, x in params.items()}
 
     def _relevant(self, specialization: Specialization, params: Any) -> tuple[TensorSpec, ...]:
         """What of the tensors the text depends on: of those read by address alone, no layout."""
@@ -284,6 +277,7 @@ class KernelFunction:
         self, *args: Any, target: str = DEFAULT_TARGET, dtype: Any = None, **params: Any
     ) -> Compiled:
         """Traced, checked and emitted as `compile` does, not yet assembled."""
+        params = self._today(params)
         if args:
             bound = bind(self.signature, [self._view(a) for a in args], params)
             return self.specialize(bound.specialization, target)
@@ -303,6 +297,7 @@ class KernelFunction:
             TileError: arguments that do not fit, before anything runs; on the PTX machine also
                 races, deadlocks and other findings.
         """
+        params = self._today(params)
         key = _ready_key(args, params) if grid is None else None
         if key is not None and (ready := self._ready.get(key)) is not None:
             ready(stream)
@@ -351,6 +346,7 @@ class KernelFunction:
         Raises:
             TileError: arguments that do not fit.
         """
+        params = self._today(params)
         views = [self._view(a) for a in args]
         bound, compiled = self._prepare(views, params)
         bound.check(views, compiled.outputs, compiled.rules)
@@ -368,6 +364,7 @@ class KernelFunction:
         """
         known = ("grid", "seed", "races", "progress")
         run = {k: options.pop(k) for k in known if k in options}
+        options = self._today(options)
         views = [self._view(a) for a in args]
         bound = bind(self.signature, views, options)
         compiled = self.specialize(bound.specialization, target)

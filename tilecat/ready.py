@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from .binding import Movable
 from .captured import remembered
-from .driver import KernelFunction, Movable
+from .driver import KernelFunction
 from .runtime.arrays import TENSORS, allocator
 from .runtime.workspace import unread
 
