@@ -19,7 +19,10 @@ def at_first_use(package: str, modules: Mapping[str, str]) -> Callable[[str], An
 
     def found(name: str) -> Any:
         if name not in modules:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            owner = sys.modules.get(package)
+            raise AttributeError(
+                f"module {package!r} has no attribute {name!r}", name=name, obj=owner
+            )
         module = import_module(f"{package}.{modules[name]}")
         value = getattr(module, name, module)
         setattr(sys.modules[package], name, value)

@@ -84,6 +84,8 @@ def explained(error: Exception, default: Loc | None) -> TileError | None:
     line = _line_of(error)
     if line is None:
         return ScopeError(f"kernel: {_said(error)}", loc=default)
+    if isinstance(error, AttributeError) and isinstance(error.obj, ModuleType):
+        return _lacks(error, line)
     if line.within:
         return _inside(error, line)
     if isinstance(error, UnboundLocalError):
@@ -215,9 +217,9 @@ def _lacks(error: AttributeError, line: _Line) -> TileError | None:
         return None
     if owner is None or not name:
         return None
-    names = [x for x in dir(owner) if not x.startswith("_")]
-    near = difflib.get_close_matches(name, names, 3)
     public = getattr(sys.modules.get(OWN), "__all__", ())
+    names = public if whole else [x for x in dir(owner) if not x.startswith("_")]
+    near = difflib.get_close_matches(name, names, 3)
     if name in HERE:
         hint = HERE[name]
     elif near:
