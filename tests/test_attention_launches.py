@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import test_matmul_launches as common
@@ -14,6 +15,7 @@ import tilecat as tc
 from tilecat import ready
 from tilecat.kernels.attention_backward import attention_backward
 from tilecat.kernels.attention_rows import attention_delta, attention_dq
+from tilecat.runtime.arrays import view
 
 B, H, L, D = 2, 4, 200, 64
 START, STEP = 1 << 30, 1 << 26
@@ -122,3 +124,19 @@ def test_what_is_remembered_keeps_no_tensor(gpu):  # noqa: F811
     del q, k, v
     gc.collect()
     assert [x() for x in kept] == [None] * 3
+
+
+def test_launches_with_tensors_of_nobody_are_not_known(gpu):  # noqa: F811
+    """A copy lies elsewhere in the next call; a tensor of an option stands in the key."""
+    kernel = SimpleNamespace(movable=lambda *args, **params: lambda addresses: lambda stream: None)
+    x, y = tensor(ptr=START), tensor(ptr=START + STEP)
+    view(x)  # shows what a tensor is
+    for options, rest, known in (
+        ((), (y,), False), (((y,),), (y,), True), ((), (x,), True), ((), (2.0,), True),
+        (((y,),), (tensor(ptr=START + STEP + 2),), False),
+    ):  # fmt: skip
+        ready.forget()
+        key = ready.key_of((x,), ("test", *options))
+        for _ in range(2):
+            ready.remember(key, (x,), (), (), [ready.Launch(kernel, (x,), rest, {})])
+        assert (ready.again(key, (x,)) is not None) is known

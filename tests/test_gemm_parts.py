@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -18,7 +19,7 @@ import tilecat as tc
 from tilecat import gemm_choice, operators
 from tilecat.gemm_parts import places_of
 from tilecat.gemm_winners import Winner
-from tilecat.runtime import workspace
+from tilecat.runtime import arrays, workspace
 
 PROBLEM = gemm_choice.Problem(
     512, 512, 16384, layout="TT", planes=1, sms=132, dtype="bf16", splits=True,
@@ -141,6 +142,10 @@ def test_places_are_as_many_as_the_kernel_has():
     assert (found.count, found.cols, found.dtype) == (3 * 2 * 2 * 3 * 2, 64, "s32")
     found = places_of(arrays, {"tile_m": 192, "tile_n": 64, "stream_k": 4}, 132)
     assert (found.count, found.dtype) == (132 * 3, "s32")
+    wide = {"tile_m": 64, "tile_n": 64, "cluster": (1, 2), "split_k": 3}
+    assert places_of(arrays, wide, 132).count == 3 * 3 * 1 * 2 * 2
+    assert places_of(arrays, {**wide, "cluster": (2, 2)}, 132).count == 3 * 2 * 1 * 2 * 4
+    assert places_of(arrays, {**wide, "stream_k": 4}, 132).count == 66 * 2
     whole = places_of(arrays, {"tile_m": 128, "tile_n": 64}, 132)
     assert whole.count == 0 and whole.arguments(arrays[0]) == ()
 
@@ -209,6 +214,28 @@ def test_a_captured_graph_has_memory_of_its_own(streams):
     assert given()[1] is not first[1]
     streams["capture"] = 0
     assert given()[1] is eager[1]
+
+
+def test_arrays_of_cupy_that_a_graph_writes_to_are_kept(monkeypatch):
+    """CuPy's graphs have no memory of their own: what is freed would be given to others."""
+    now = SimpleNamespace(capture=0)
+    fake = SimpleNamespace(capture_relaxed=nullcontext, capture_id=lambda stream: now.capture)
+    stream = SimpleNamespace(ptr=7)
+    cupy = SimpleNamespace(empty=lambda shape, dtype: np.zeros(shape, dtype).view(OfCupy),
+                           cuda=SimpleNamespace(get_current_stream=lambda: stream))  # fmt: skip
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.setattr(arrays, "deferred", SimpleNamespace(driver=lambda: fake))
+    monkeypatch.setattr(OfCupy, "__module__", "cupy")
+    like = np.zeros(1).view(OfCupy)
+    for now.capture, kept in ((0, False), (3, True)):
+        made = arrays.empty(like, (4,), "f32")
+        again = weakref.ref(made)
+        del made
+        assert (again() is not None) is kept
+
+
+class OfCupy(np.ndarray):
+    """Stands for an array of CuPy's."""
 
 
 def test_arrays_that_cannot_be_allocated_are_not_split():

@@ -42,11 +42,12 @@ def places_of(arrays: tuple[Any, Any, Any], params: Mapping[str, Any], sms: int)
     """
     *planes, m, n = view(arrays[2]).shape
     cluster, parts = params.get("cluster", 1), params.get("split_k", 1)
+    high, wide = cluster if isinstance(cluster, tuple) else (cluster, 1)
     slots = 0
     if params.get("stream_k", 1) > 1:
-        slots = -(-sms // cluster)
+        slots = -(-sms // (high * wide))
     elif parts > 1:
-        rows = -(-m // (params["tile_m"] * cluster))
-        slots = math.prod(planes) * rows * -(-n // params["tile_n"]) * (parts - 1)
+        rows, cols = -(-m // (params["tile_m"] * high)), -(-n // (params["tile_n"] * wide))
+        slots = math.prod(planes) * rows * cols * (parts - 1)
     dtype = "s32" if view(arrays[0]).dtype == "s8" else "f32"
-    return Places(slots * cluster * params["tile_m"] // ROWS, params["tile_n"], dtype)
+    return Places(slots * high * wide * params["tile_m"] // ROWS, params["tile_n"], dtype)

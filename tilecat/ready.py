@@ -21,6 +21,7 @@ from .runtime.workspace import unread
 
 MAX_CALLS = 4096  # layouts remembered, and launches of each
 NUMBERS = (float, int)
+TENSOR_TOKENS = 5  # address, device, dtype, extents and strides of a tensor in a key
 
 _calls: dict[Any, _Known] = {}
 _seen: set[Any] = set()  # keys of calls that ran once
@@ -42,8 +43,8 @@ class Launch:
     Args:
         kernel: what was called.
         tensors: its first arguments, each memory that the call was given, or made.
-        rest: its further arguments: numbers, tensors of its options, and of the call too; of those
-            that stand in the key nothing but the address is looked at again.
+        rest: its further arguments: numbers, tensors of its options, and of the call too; those of
+            options stand in the key, with their addresses.
         params: compile-time parameters.
     """
 
@@ -165,13 +166,14 @@ def _is_hashable(x: Any) -> bool:
     return True
 
 
-def addresses_in(options: tuple[Any, ...]) -> Iterator[int]:
-    """Of the tensors that `tokens` names."""
-    for x in options:
-        if type(x) in TENSORS:
-            yield x.data_ptr()
-        elif type(x) is tuple:
-            yield from addresses_in(x)
+def _addresses_in(key: tuple[Any, ...]) -> Iterator[int]:
+    """Of the tensors that `tokens` names in a key."""
+    for x in key:
+        if type(x) is tuple:
+            if len(x) == TENSOR_TOKENS and type(x[0]) is int:
+                yield x[0]
+            else:
+                yield from _addresses_in(x)
 
 
 @dataclass(frozen=True)
@@ -314,6 +316,7 @@ def remember(
     tensors = (*given, *made, *(shared(given[0]) if shared else ()))
     addresses = tuple([x.data_ptr() for x in tensors])
     number = {address: at for at, address in enumerate(addresses)}
+    named = set(_addresses_in(key))
     found = []
     for launch in launches:
         movable = launch.kernel.movable(*launch.tensors, *launch.rest, **launch.params)
@@ -323,6 +326,8 @@ def remember(
         if -1 in first:  # a copy, which another call makes anew
             return
         rest = [x.data_ptr() if hasattr(x, "data_ptr") else 0 for x in launch.rest]
+        if any(ptr and ptr not in number and ptr not in named for ptr in rest):
+            return  # the same of an option
         places = [(at, 0) for at in first] + [(number.get(ptr, -1), ptr) for ptr in rest]
         found.append((movable, places))
     if key not in _calls and len(_calls) >= MAX_CALLS:

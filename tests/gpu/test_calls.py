@@ -144,6 +144,31 @@ def test_attention_is_captured_in_a_graph():
         assert_close(lse, expected_lse)
 
 
+def test_graphs_of_cupy_keep_what_they_write_to():
+    """They have no memory of their own, as torch's have: nothing of it goes back to the pool."""
+    cupy = pytest.importorskip("cupy")
+    generator = cupy.random.default_rng(0)
+    a, b = (
+        generator.standard_normal(shape, dtype=cupy.float32).astype(cupy.float16)
+        for shape in ((512, 16384), (16384, 512))
+    )
+    wanted = tc.matmul(a, b)  # parts of K: sums in memory of the stream; modules are loaded
+    stream = cupy.cuda.Stream(non_blocking=True)
+    graphs = []
+    with stream:
+        for _ in range(2):  # what the first capture was given is let go when the second asks
+            stream.begin_capture()
+            out = tc.matmul(a, b)
+            graphs.append((stream.end_capture(), out))
+        others = [cupy.full(1 << size, 7, cupy.float32) for size in range(8, 24) for _ in range(2)]
+        for graph, out in graphs:
+            out[...] = cupy.nan
+            graph.launch(stream)
+            stream.synchronize()
+            assert bool((out == wanted).all())
+        assert all(bool((x == 7).all()) for x in others)
+
+
 # ---- compiling
 
 

@@ -240,6 +240,40 @@ def test_vectors_and_tiles_in_one_ring():
     check_schedules(scaled, lambda: [values, np.full_like(values, np.nan)], check, grid=1)
 
 
+def test_rings_may_have_one_name():
+    """The name is that of the variable: several rings made in a loop have it."""
+
+    @tc.kernel
+    def doubled(X: gl[f32, "M", 64], Y: gl[f32, "M", 64], Z: gl[f32, "M", 64]):
+        pipe = tc.roles(stages=2, tasks=tc.row_major(tc.cdiv(X.rows, 64), 1), steps=1)
+        x, role = pipe.input(st[f32, 64, 64]), pipe.role("writer")
+        rings = []
+        for stages in (1, 2):
+            ring = pipe.ring(st[f32, 64, 64], writer=role, stages=stages)
+            rings.append(ring)
+
+        @pipe.load
+        def _(task, k):
+            tc.load_async(x, X[task.row, 0])
+
+        @role.compute
+        def _(task, k):
+            tile = tc.load(x)
+            tc.store(rings[0], tile)
+            tc.store(rings[1], tile * 2.0)
+
+        @pipe.store
+        def _(task, k):
+            tc.store_async(Y[task.row, 0], rings[0])
+            tc.store_async(Z[task.row, 0], rings[1])
+
+    x = np.random.default_rng(0).standard_normal((200, 64)).astype(np.float32)
+    y, z = np.full_like(x, np.nan), np.full_like(x, np.nan)
+    doubled(x, y, z, grid=2)
+    np.testing.assert_array_equal(y, x)
+    np.testing.assert_array_equal(z, 2 * x)
+
+
 def test_tiles_of_one_ring_have_one_writer():
     @tc.kernel
     def k(X: gl[bf16, "M", 64]):

@@ -305,12 +305,12 @@ class Role(Party):
         if held:
             mma_wait(0)
             for ring in held:
-                ring.give_back(before[ring.name].get(), steps > 0)
+                ring.give_back(before[ring].get(), steps > 0)
         elif of_task:
             mma_wait(0)
         for ring in of_task:
             ring.release()
-        unused = [v.value.op for name, v in before.items() if name not in {r.name for r in held}]
+        unused = [v.value.op for ring, v in before.items() if ring not in held]
         outer.ops[:] = [op for op in outer.ops if not any(op is dead for dead in unused)]
         with when(steps < 1):
             for acc in self.accumulators:
@@ -340,14 +340,12 @@ class Role(Party):
             self.turn.set(select(following == self.warpgroups, 0, following))
 
     @staticmethod
-    def _before(rings: list[Ring]) -> dict[str, Var]:
+    def _before(rings: list[Ring]) -> dict[Ring, Var]:
         """The stages of the step before, which products under way may still be reading."""
-        return {
-            ring.name: var(0, name=f"{ring.name}_before") for ring in rings if ring.depth > 1
-        }
+        return {ring: var(0, name=f"{ring.name}_before") for ring in rings if ring.depth > 1}
 
     def _end_step(
-        self, visit: Visit, before: dict[str, Var], step: Scalar, start: int
+        self, visit: Visit, before: dict[Ring, Var], step: Scalar, start: int
     ) -> list[Ring]:
         """Gives back what the step has read.
 
@@ -368,8 +366,8 @@ class Role(Party):
             return []
         mma_wait(pending)
         for ring in read:
-            ring.give_back(before[ring.name].get(), step > 0)
-            before[ring.name].set(ring.stage)
+            ring.give_back(before[ring].get(), step > 0)
+            before[ring].set(ring.stage)
             ring.advance()
         return read
 

@@ -36,8 +36,8 @@ class Storing(Party):
         super().__init__("store", 1)
         self.pipe = pipe
         self.holes = Holes(pipe.template, "pipe")
-        self._before: dict[str, Var] = {}
-        self._count: dict[str, Var] = {}
+        self._before: dict[Ring, Var] = {}
+        self._count: dict[Ring, Var] = {}
         self._bulk = False  # some of its stores are asynchronous
 
     @property
@@ -61,8 +61,8 @@ class Storing(Party):
         outer = current().block
         for ring in rings:
             ring.begin(self)
-            self._before[ring.name] = var(0, name=f"{ring.name}_before")
-            self._count[ring.name] = var(0, name=f"{ring.name}_stored")
+            self._before[ring] = var(0, name=f"{ring.name}_before")
+            self._count[ring] = var(0, name=f"{ring.name}_stored")
         for task in pipe.tasks_of_cta(self):
             if "store" in self.holes:
                 for step in range_(pipe.steps_of(task)):
@@ -72,8 +72,8 @@ class Storing(Party):
             add(BulkWait(0))
         for ring in rings:
             ring.forget_unused()
-        unused = [r.name for r in rings if self not in r.readers or r.depth == 1]
-        dead = [some[name].value.op for name in unused for some in (self._before, self._count)]
+        unused = [r for r in rings if self not in r.readers or r.depth == 1]
+        dead = [some[ring].value.op for ring in unused for some in (self._before, self._count)]
         outer.ops[:] = [op for op in outer.ops if not any(op is one for one in dead)]
 
     def _visit(self, rings: list[Ring], scope: Scope, rate: str, *args: Any) -> None:
@@ -98,7 +98,7 @@ class Storing(Party):
                 add(BulkWait(0))
             ring.release()
             return
-        before, count = self._before[ring.name], self._count[ring.name]
+        before, count = self._before[ring], self._count[ring]
         add(BulkWait(groups))
         ring.give_back(before.get(), count.get() > 0)
         before.set(ring.stage)

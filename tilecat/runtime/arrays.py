@@ -30,6 +30,7 @@ _KINDS = (
 # DLPack's device types (dlpack.h, DLDeviceType).
 _DLPACK_CPU, _DLPACK_CUDA, _DLPACK_CUDA_HOST, _DLPACK_CUDA_MANAGED = 1, 2, 3, 13
 
+_captured: list[Any] = []  # CuPy's arrays that graphs write to
 _EFFORT = 100_000  # steps of NumPy's overlap search; slices of one array take tens
 
 # Limits of a tensor map (cuda.h, cuTensorMapEncodeTiled).
@@ -105,11 +106,27 @@ def allocator(like: Any, shape: tuple[int, ...], dtype: str) -> Callable[[], Any
     if library == "numpy":
         return functools.partial(np.empty, shape, row.numpy)
     if library == "cupy":
-        return functools.partial(sys.modules["cupy"].empty, shape, row.numpy)
+        return functools.partial(_of_cupy, shape, row.numpy)
     raise DTypeError(
         f"out: cannot allocate an array of {type(like).__name__}",
         hint="pass out=, or torch tensors, NumPy or CuPy arrays",
     )
+
+
+def _of_cupy(shape: tuple[int, ...], dtype: Any) -> Any:
+    """An array of CuPy's; while its stream is captured into a graph, one that is kept for ever.
+
+    CuPy's graphs have no memory of their own: the pool would give what is freed to others, and the
+    graph would still write to it.
+    """
+    cupy = sys.modules["cupy"]
+    driver = deferred.driver()
+    if not driver.capture_id(cupy.cuda.get_current_stream().ptr):
+        return cupy.empty(shape, dtype)
+    with driver.capture_relaxed():
+        made = cupy.empty(shape, dtype)
+    _captured.append(made)
+    return made
 
 
 def call_key(args: tuple[Any, ...]) -> tuple[Any, ...] | None:
