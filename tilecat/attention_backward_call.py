@@ -94,12 +94,11 @@ def attention_backward(
             raise LayoutError(f"attention_backward: {name}_grad is its gradient, got no {name}")
     sinks = sinks if sinks_grad else None  # else they are in lse
     starts = None if cu_seqlens_q is cu_seqlens_k is None else (cu_seqlens_q, cu_seqlens_k)
-    options = Options(causal, window, scale, softcap, bias, mask_mod, score_mod, None, starts)
+    options = causal, window, scale, softcap, bias, mask_mod, score_mod, None, starts
     given = (dout, q, k, v, out, lse)
     asked = bool(deterministic), bool(bias_grad), sinks
-    key = key_of(given, ("backward", *asked, causal, window, scale, softcap, bias, mask_mod,
-                         score_mod, starts))  # fmt: skip
-    made = again(key, given) or _run(key, given, options, *asked)
+    key = key_of(given, ("backward", *asked, *options))
+    made = again(key, given) or _run(key, given, Options(*options), *asked)
     more: list[Any] = [_like(made[BIAS], bias)] if bias_grad else []
     if sinks is not None:
         more.append(-made[-1].sum((0, 2)))

@@ -136,16 +136,16 @@ def tokens(*options: Any) -> tuple[Any, ...] | None:
     """
     found: list[Any] = []
     for x in options:
-        if x is None:
-            found.append(None)
+        if x is None or x is True or x is False:
+            found.append(x)  # in the place of a number there is a pair, so none equals True
             continue
         kind = type(x)
         if kind in TENSORS:
             found.append((x.data_ptr(), x.get_device(), x.dtype, x.shape, x.stride()))
         elif kind in NUMBERS:
             found.append((kind, x or repr(x)))  # 0.0 and -0.0 differ
-        elif kind is bool or kind is str:
-            found.append((kind, x))
+        elif kind is str:
+            found.append(x)
         elif kind is tuple:
             inner = tokens(*x)
             if inner is None:

@@ -63,7 +63,7 @@ def _edges(causal: Any, window: Any) -> tuple[str, int | None, int | None]:
     Raises:
         LayoutError: they are no such thing.
     """
-    if not isinstance(causal, bool | str) or not (
+    if type(causal) not in (bool, str) or not (
         window is None or isinstance(window, tuple | list) and len(window) == 2
     ):
         Options(causal, window, *[None] * (len(fields(Options)) - 2)).edges()
@@ -99,16 +99,16 @@ def _output(q: Any, v: Any) -> Any:
     """
     if q.ndim < 2 or v.ndim != q.ndim:
         return None  # the call says so
-    dtype = RESULT.get(q.dtype, q.dtype)
-    if q.shape[-1] == v.shape[-1] and q.stride(-1) == 1:
-        return torch.empty_like(q, dtype=dtype)
+    dtype = RESULT.get(q.dtype)
+    if q.size(-1) == v.size(-1) and q.stride(-1) == 1:
+        return torch.empty_like(q) if dtype is None else torch.empty_like(q, dtype=dtype)
     *rows, _ = q.shape
     columns, order = v.shape[-1], sorted(range(q.ndim - 1), key=q.stride, reverse=True)
     strides, step = [1] * q.ndim, columns
     for axis in reversed(order):
         strides[axis] = step
         step *= rows[axis]
-    return q.new_empty_strided((*rows, columns), strides, dtype=dtype)
+    return q.new_empty_strided((*rows, columns), strides, dtype=dtype or q.dtype)
 
 
 def _backward_kernel(

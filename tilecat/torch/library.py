@@ -28,6 +28,7 @@ LIBRARY = torch.library.Library("tilecat", "DEF")
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 DEVICES = ("CPU", "CUDA")  # tensors on the CPU run on the PTX machine
 PLAIN = frozenset((type(None), bool, int, float, str, list))
+_C = torch._C
 TENSORS.update((torch.Tensor, torch.nn.Parameter))
 
 
@@ -97,24 +98,25 @@ def _trains_plainly(args: tuple[Any, ...]) -> bool | None:
     trains = False
     for x in args:
         kind = type(x)
-        if kind in TENSORS:
+        if kind in PLAIN:
+            if kind is list and x:
+                inner = _trains_plainly(tuple(x))
+                if inner is None:
+                    return None
+                trains = trains or inner
+        elif kind in TENSORS:
             trains = trains or x.requires_grad
             if x.is_meta:
                 return None
-        elif kind is list and x:
-            inner = _trains_plainly(tuple(x))
-            if inner is None:
-                return None
-            trains = trains or inner
-        elif kind not in PLAIN:
+        else:
             return None
     watched = (
-        torch._C._len_torch_dispatch_stack()
-        or torch._C._len_torch_function_stack()
-        or torch._C._functorch.peek_interpreter_stack()
-        or torch._C._is_any_autocast_enabled()
+        _C._len_torch_dispatch_stack()
+        or _C._len_torch_function_stack()
+        or _C._functorch.peek_interpreter_stack()
+        or _C._is_any_autocast_enabled()
         or torch.autograd._profiler_enabled()
-        or torch._C._is_tracing()
+        or _C._is_tracing()
     )
     return None if watched else trains
 

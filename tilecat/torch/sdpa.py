@@ -11,7 +11,7 @@ from torch.nn.attention.bias import CausalBias, CausalVariant
 from ..errors import LayoutError
 from ..kernels import score_mods
 from .attention import attention
-from .library import check_tensor, torch
+from .library import TENSORS, check_tensor, torch
 
 _CORNERS = {CausalVariant.UPPER_LEFT: "top-left", CausalVariant.LOWER_RIGHT: "bottom-right"}
 
@@ -40,16 +40,20 @@ def sdpa(
         LayoutError: what is not supported: nothing else computes it in its place.
         DTypeError: other dtypes than bf16 and f16.
     """
-    refuse_dropout("sdpa: dropout_p", dropout_p)
-    for name, x in (("query", query), ("key", key), ("value", value)):
-        check_tensor("sdpa", name, x, axes=2)
-    if query.ndim != 4 or not query.shape[:2] == key.shape[:2] == value.shape[:2]:
+    if dropout_p:
+        refuse_dropout("sdpa: dropout_p", dropout_p)
+    if not (type(query) in TENSORS and type(key) in TENSORS and type(value) in TENSORS):
+        for name, x in (("query", query), ("key", key), ("value", value)):
+            check_tensor("sdpa", name, x)
+    shape, keys, values = query.shape, key.shape, value.shape
+    batches = len(shape) == len(keys) == len(values) == 4
+    if not (batches and shape[0] == keys[0] == values[0] and shape[1] == keys[1] == values[1]):
         _check_shapes(query, key, value, enable_gqa)
     if attn_mask is None:
         options: dict[str, Any] = {"causal": is_causal}
     else:
         options = _mask(query, key, attn_mask, is_causal)
-    if query.ndim == 4:
+    if batches:
         return attention(query, key, value, scale=scale, **options)
     out = attention(*[_four(x) for x in (query, key, value)], scale=scale, **options)
     return out.reshape(*query.shape[:-1], value.shape[-1])
