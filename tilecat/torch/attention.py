@@ -151,10 +151,10 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, grad: Any, _: Any) -> tuple[Any, ...]:
+        if not torch.is_grad_enabled():  # as always, but with create_graph=True
+            return _Attention.gradients(ctx, grad)
         with torch.no_grad():
             made = _Attention.gradients(ctx, grad)
-        if not torch.is_grad_enabled():  # as always, but with create_graph=True
-            return made
         return tuple(x if x is None else _Once.apply(x, grad, *ctx.saved_tensors) for x in made)
 
     @staticmethod
