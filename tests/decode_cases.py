@@ -10,6 +10,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import reference
+from mma_cases import FP8_ON_GPU
 
 PAGES = (16, 32, 64, 128, 192, 256)
 DTYPES = {"bf16": ml_dtypes.bfloat16, "f16": np.float16, "e4m3": ml_dtypes.float8_e4m3fn}
@@ -88,11 +89,12 @@ class Decode:
             keys, values, options["block_table"] = self.paged(keys, values)
         return (q, keys, values), options
 
-    def check(self, run: Callable[..., Any]) -> None:
+    def check(self, run: Callable[..., Any], *, gpu: bool = False) -> None:
         """Runs it into poisoned results, and compares every element.
 
         Args:
             run: `run(q, k, v, out, lse, **options)` with NumPy arrays; writes out and lse.
+            gpu: whether sums of products of 8 bits keep fewer bits.
         """
         (q, keys, values), options = self.call()
         out = np.full((*q.shape[:3], values.shape[3]), np.nan, q.dtype)
@@ -106,7 +108,10 @@ class Decode:
         for entry, length in enumerate(self.lengths):
             part = [x[entry : entry + 1].swapaxes(1, 2) for x in (q, keys, values)]
             part[1:] = [x[:, :, :length] for x in part[1:]]
-            wanted, sums = reference.attention(*part, self.options.get("scale"), self.change)
+            aligned = FP8_ON_GPU if gpu and self.cache else 0.0
+            wanted, sums = reference.attention(
+                *part, self.options.get("scale"), self.change, aligned
+            )
             if (sinks := self.options.get("sinks")) is not None:
                 wanted, sums = _with_sinks(wanted, sums, sinks[:, None])
             reference.assert_close(out[entry : entry + 1].swapaxes(1, 2), wanted, out.dtype)

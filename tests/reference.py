@@ -101,8 +101,9 @@ def matmul(a: Any, b: Any) -> Reference:
 
 
 def attention(
-    q: Any, k: Any, v: Any, scale: float | None = None, change: Any = None
-) -> tuple[Reference, Reference]:
+    q: Any, k: Any, v: Any, scale: float | None = None, change: Any = None,
+    aligned: float = 0.0,
+) -> tuple[Reference, Reference]:  # fmt: skip
     """softmax(scale Q K^T) V and log(sum(exp(scale Q K^T))), in float64.
 
     A row without keys (Lk = 0, or all scores -inf) gives zeros and a log-sum-exp of minus infinity.
@@ -114,6 +115,8 @@ def attention(
         scale: of the scores; 1 / sqrt(D) if None.
         change: makes scores [B, H, Lq, Lk] of the scaled products, -inf of keys that are hidden;
             None for nothing. An error of a product is taken to be no larger afterwards.
+        aligned: what each term of Q K^T is off by at most, to either side, as a share of the
+            largest of its row: where tensor cores align them (`mma_cases.FP8_ON_GPU`).
 
     Returns:
         The output [B, H, Lq, D] and the log-sum-exp [B, H, Lq] (natural logarithm).
@@ -135,6 +138,8 @@ def attention(
         out = probabilities @ v64
         products = abs(scale) * (np.abs(q64) @ np.abs(k64).swapaxes(2, 3))
         score_error = _score_error(products, scores, q64.shape[3], change is not None)
+        largest = np.abs(q64).max(3) * np.abs(k64).max((2, 3), initial=0.0)[..., None]
+        score_error += 2 * abs(scale) * DEVIATIONS * math.sqrt(q64.shape[3]) * aligned * largest
         out_error = _attention_error(probabilities, v64, score_error, as_numpy(q).dtype)
         lse_error = score_error + accumulation(k64.shape[2]) + 4 * TRUNCATION * (1 + terms)
     return Reference(out, out_error), Reference(lse, lse_error)

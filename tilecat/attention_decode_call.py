@@ -11,21 +11,23 @@ from typing import Any
 
 import numpy as np
 
-from .attention_call import is_short, results_of
+from .attention_call import results_of
 from .attention_choice import TILE_DIMS, tile_dim
 from .attention_options import HALVES, Options, check_array, check_devices, check_positive
-from .errors import DTypeError, LayoutError, ResourceError
-from .kernels.attention_decode import BESIDE, ROWS
+from .errors import DTypeError, LayoutError
+from .kernels.attention_decode import BESIDE, QUERY_PARTS, ROWS
 from .kernels.attention_decode import attention_decode as kernel
 from .kernels.attention_scores import Edges
 from .operators import num_sms
 from .ready import Launch, Results, again, allocate, key_of, present, remember
+from .row_arguments import first_that_fits
 from .runtime.arrays import ITEM_BYTES, ArrayView, tma_ok, view
 from .runtime.workspace import workspace
 
 MAX_QUERIES = 16
 NARROW_DTYPE = "e4m3"
 PAGES = (16, 32, 64, 128, 192, 256)  # rows of a page: parts or multiples of a block of keys
+NARROW_SHARED = 128  # columns up to which two CTAs of 8-bit caches share an SM
 NARROW = 64  # columns up to which blocks have 128 keys, not 64
 # Of keys and values under way an SM (trials on an H200: docs/design/attention-forward.md). More
 # gain nothing, and whatever else a task reads and writes waits behind them.
@@ -41,6 +43,8 @@ OVERHEAD = 80
 LONG = 8192  # keys that a part of sequences of several lengths has at least; of many rows twice
 SHARES = 4  # parts of such that an SM is to have, if they are so long
 MAX_SPLITS = 128
+SPILLS = 1 << 9  # bytes a thread, where fewer consumers do not fit in registers either
+_fitting: dict[Any, int] = {}  # how many configurations further than the first to try
 
 
 def attention_decode(
@@ -72,7 +76,8 @@ def attention_decode(
         scale: of the scores, positive; 1/sqrt(D) if None.
         softcap: positive and at most 16384, or None.
         sinks: f32 [H]: a score of each head without a value.
-        scale_k, scale_v: of e4m3, both: f32 B x Hkv that keys and values are multiplied by.
+        scale_k, scale_v: of e4m3, both: f32 B x Hkv that keys and values are multiplied by. Scores
+            of such keys keep about 13 bits of their largest term on Hopper.
         out: B x Lq x H x Dv of q's dtype to write, contiguous, or None to allocate it.
         lse: f32 B x H x Lq to write the log-sum-exp to, contiguous, or None.
         return_lse: also return it.
@@ -152,12 +157,10 @@ class _Call:
             out[...] = 0
             lse[...] = -math.inf if self.sinks is None else self.sinks[None, :, None]
             return found.made
-        try:
-            self._launch(key, given, found, self.params(2))
-        except ResourceError as error:
-            if not is_short(error):
-                raise
-            self._launch(key, given, found, self.params(1))
+        lines = [self.params(2), self.params(1), {**self.params(1), "spills": SPILLS}]
+        known = (self.dtype, *lines[0].values(), self.page, self.edges, self.mods)
+        first_that_fits(kernel, _fitting, known, lines,
+                        lambda line: self._launch(key, given, found, dict(line)))  # fmt: skip
         return found.made
 
     def _launch(
@@ -190,22 +193,25 @@ class _Call:
         wide, wide_v = tile_dim(self.dim), tile_dim(self.dim_v)
         widest = max(wide, wide_v)
         narrow = bool(self.scales)
+        blocks = 2 if narrow and widest <= NARROW_SHARED and most > 1 else 1
         most = 1 if narrow or widest == TILE_DIMS[-1] else most
         consumers = min(-(-self.rows // ROWS), most)
-        tile_k = 64 if widest > NARROW or self.page == 192 else 128
-        block = tile_k * (wide + wide_v)
-        stage = block * (2 - narrow)
-        room = (SHARED_BYTES - 2 * consumers * ROWS * wide - 2 * block * narrow) // stage
+        tile_k = 64 if widest > NARROW or self.page == 192 or narrow else 128
+        stage = tile_k * (wide + wide_v) * (2 - narrow)
+        parts = QUERY_PARTS[self.dtype] if narrow else 2 * consumers
+        taken = parts * ROWS * wide + 2 * tile_k * wide_v * narrow
+        room = (SHARED_BYTES // blocks - taken) // stage
         flight = FLIGHT_PAGES if self.page else FLIGHT_BYTES
-        stages = min(max(flight // stage, 2), room, MAX_STAGES)
+        stages = min(max(flight // blocks // stage, 2), room, MAX_STAGES)
         units = self.batch * self.groups * -(-self.rows // (ROWS * consumers))
         keys = self.room
         if self.edges.left:
             keys = min(keys, self.limits[0] + self.queries + tile_k)
         part = LONG * (1 + (self.rows > 16)) if self.lengths is not None else None
-        splits = splits_of(units, keys, tile_k, self.sms, part)
+        splits = splits_of(units, keys, tile_k, self.sms * blocks, part)
         return {"dim": wide, "dim_v": wide_v, "tile_k": tile_k, "consumers": consumers,
-                "stages": stages, "splits": splits, "cache": self.priority(consumers)}  # fmt: skip
+                "blocks": blocks, "stages": stages, "splits": splits,
+                "cache": self.priority(consumers)}  # fmt: skip
 
     def priority(self, consumers: int) -> str:
         """Of keys and values in L2: first to go where they are read once, and a little too many.

@@ -45,12 +45,12 @@ def run(q, k, v, out, lse, **options):
 
 @pytest.mark.parametrize("number", range(RANDOM))
 def test_random_decodes(number):
-    random_decode(number, 5000, wide=True).check(run)
+    random_decode(number, 5000, wide=True).check(run, gpu=True)
 
 
 @pytest.mark.parametrize("page", [0, 16, 128])
 def test_long_caches(page):
-    Decode(1, 8, 2, 40960, 128, (40960, 1, 7777), page=page).check(run)
+    Decode(1, 8, 2, 40960, 128, (40960, 1, 7777), page=page).check(run, gpu=True)
 
 
 def test_graphs_read_lengths_when_they_run():

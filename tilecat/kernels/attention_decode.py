@@ -35,6 +35,11 @@ RUN = 4  # f32 of 16 bytes, which move in one access
 TOGETHER = 4  # parts whose loads are under way at a time
 SHIFT = 24  # of the division of rows by heads: exact for rows x heads below 2**24
 MEETING = 15  # named barrier of all consumers
+# How many e4m3 a query's element is the sum of: 4 bits each. Keys of 8 bits have one consumer, with
+# as many tiles of queries.
+QUERY_PARTS = {"bf16": 2, "f16": 3}
+TOP = 7  # exponent of a row's largest element, divided into parts: e4m3 has 448
+SMALLEST = 2.0**-100  # rows of less are not made larger
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,71 +133,87 @@ def tasks_of(batch, rows, groups, lengths, room, splits, tall, sight_of):
     return tc.custom_order(count, locate)
 
 
-class Narrow:
-    """Keys or values of 8 bits in a ring, which a consumer widens to what is multiplied.
+class Widened:
+    """Values of 8 bits in a ring, as f16: a consumer's copy of one block at a time.
 
     Args:
-        pipe, ring: the pipeline, and its tiles.
-        wide: a tile of the queries' dtype for each consumer, for a block at a time.
-        scales: f32 [B, Hkv]: factors of the sums of products.
+        ring: the values.
+        tile: f16, of the consumer.
     """
 
-    def __init__(self, pipe, ring, wide, scales):
-        self.pipe, self.ring, self.wide, self.scales = pipe, ring, wide, scales
+    def __init__(self, ring, tile):
+        self.ring, self.tile = ring, tile
 
-    @property
-    def tile(self):
-        """Of the consumer that asks."""
-        return self.wide[self.pipe.consumer]
-
-    def begin(self, task):
-        """The factor of a task."""
-        self.scale = tc.load(self.scales[task.batch, task.head], f32)
-
-    def wait(self, left=None):
-        """The next block, of which `left` rows count: zeros behind."""
+    def wait(self):
+        """The next block; the ring has its stage back."""
         self.ring.wait()
-        wide = tc.cast(tc.load(self.ring), f32)
-        wide = wide if left is None else tc.mask_rows(wide, left, 0.0)
-        tc.store(self.tile, tc.cast(wide, self.tile.type.dtype))
+        tc.store(self.tile, tc.cast(tc.load(self.ring), f16))
         tc.sync()
         self.ring.release()
 
     def release(self):
-        """Nothing: the ring has its stage back since `wait`."""
-
-
-def widened(pipe, rings, scales, dtype):
-    """Rings of keys and values, `Narrow` where they have scales."""
-    if not scales:
-        return rings
-    wide = [tc.shared(st[dtype, *ring.kind.shape], pipe.consumers) for ring in rings]
-    return [Narrow(pipe, *one) for one in zip(rings, wide, scales, strict=True)]
+        """Nothing: the tile is the consumer's own."""
 
 
 class Consumer:
     """One consumer's task: S and P of key blocks, O of those before.
 
     Args:
-        pipe, tiles, registers: the pipeline; its q, k and v (or `Narrow` ones); s, p, o, m, l.
+        pipe, tiles, sizes: the pipeline; its q (tiles of consumers, or parts of 8 bits), k and v;
+            keys of a block, and columns of values.
         rows, sight, mods: which row is what, keys that queries see, what changes scores.
+        scales: of keys and values of 8 bits, f32 [B, Hkv]; of others none.
     """
 
-    def __init__(self, pipe, tiles, registers, rows, sight, mods):
-        self.pipe, self.rows, self.all_keys, self.mods = pipe, rows, sight, mods
-        self.q, self.k, self.v = tiles
-        self.narrow = isinstance(self.k, Narrow)
-        self.s, self.p, self.o, self.m, self.l = registers
+    def __init__(self, pipe, tiles, sizes, rows, sight, mods, scales):
+        self.pipe, self.rows, self.all_keys, self.all_mods = pipe, rows, sight, mods
+        self.scales, (self.q, self.k, self.v) = scales, tiles
+        keys, columns = sizes
+        self.s = tc.empty(rt[f32, ROWS, keys])
+        self.p = tc.empty(self.s.type.cast(f16 if scales else self.q[0].type.dtype))
+        self.o = tc.empty(rt[f32, ROWS, columns])
+        self.m, self.l = tc.empty(rv[f32, ROWS]), tc.empty(rv[f32, ROWS, "row", "partial"])
 
     def load(self, task, Q, first):
         """The queries of 64 rows from `first` on, zero behind the last."""
-        index, q = tc.row_index(self.s) + first, self.q[self.pipe.consumer]
+        self.start = first
+        self.locate(task, first)
+        q = tc.load(Q[self.place, 0], rt[Q.dtype, *self.q[0].type.shape])
+        self.mods = self.all_mods.times(self.split(task, q))
+        tc.sync()
+
+    def locate(self, task, first):
+        """Which query and head rows from `first` on are, whether there are such, where they lie."""
+        index = tc.row_index(self.s) + first
         self.query, self.member = self.rows.of(index)
         self.real = index < self.rows.count
         self.place = tc.select(self.real, self.rows.in_q(task, self.query, self.member), -1)
-        tc.store(q, tc.load(Q[self.place, 0], rt[Q.dtype, *q.type.shape]))
-        tc.sync()
-        self.tile = q
+
+    def split(self, task, q):
+        """Stores queries in as many parts as there are tiles; what products are to be times.
+
+        Parts of 8 bits are of rows times a power of two: q is their sum but for 2**-18 of a row's
+        largest, as far as tiles go. Keys of 8 bits are so multiplied as they are.
+        """
+        self.parts = [self.q[self.pipe.consumer]]
+        if self.scales:
+            self.parts = [self.q[number] for number in range(QUERY_PARTS[q.dtype.name])]
+        else:
+            tc.store(self.parts[0], q)
+            return 1.0
+        left = tc.cast(q, f32)
+        power = TOP - tc.floor(tc.log2(tc.maximum(tc.row_absmax(left), SMALLEST)))
+        tc.mul(left, tc.exp2(power), out=left)
+        for tile in self.parts:
+            part = tc.cast(left, tile.type.dtype)
+            tc.store(tile, tc.regroup(part))
+            tc.copy(left, left - tc.cast(part, f32))
+        return tc.exp2(-power) * tc.load(self.scales[0][task.batch, task.head], f32)
+
+    def scores(self):
+        """S = Q K^T of the next keys, under way."""
+        for number, tile in enumerate(self.parts):
+            tc.mma_ABt(self.s, tile, self.k, accumulate=number > 0)
 
     def task(self, task, steps, whole):
         """The key blocks of a part, if it has any: those at an edge are masked.
@@ -203,9 +224,6 @@ class Consumer:
         sight = self.sight = replace(self.all_keys, keys=task.keys)
         for place, start in ((self.o, 0.0), (self.l, 0.0), (self.m, LOWEST)):
             tc.fill(place, start)
-        if self.narrow:
-            self.k.begin(task)
-            self.v.begin(task)
         if whole and self.mods.sinks:
             heads = tc.select(self.real, self.rows.head(task, self.member), -1)
             self.sink = sinks_of(self.mods, heads, rv[f32, ROWS])
@@ -220,41 +238,34 @@ class Consumer:
             self.blocks(task, inner, outer, masked=False)
             if sight.edges.left:
                 self.blocks(task, outer, steps, masked=True)
-            self.values(task, steps - 1)
-            tc.mma_AB(self.o, tc.regroup(self.p), self.operand(self.v))
+            self.v.wait()
+            self.values()
             tc.mma_wait()
             self.v.release()
-            if self.narrow:
-                tc.mul(self.o, self.v.scale, out=self.o)
+            if self.scales:
+                tc.mul(self.o, tc.load(self.scales[1][task.batch, task.head], f32), out=self.o)
 
-    def operand(self, ring):
-        """What products read of keys or values."""
-        return ring.tile if self.narrow else ring
-
-    def values(self, task, step):
-        """Waits for the values of a block."""
-        if not self.narrow:
-            self.v.wait()
-            return
-        self.v.wait(task.keys - (task.behind - 1 - step) * self.sight.tile_k)
+    def values(self):
+        """O += P V of the values that have been waited for, under way."""
+        tc.mma_AB(self.o, tc.regroup(self.p), self.v.tile if self.scales else self.v)
 
     def first(self, task):
         """S and P of the block that runs first, the only one with keys behind the sequence."""
         self.k.wait()
-        tc.mma_ABt(self.s, self.tile, self.operand(self.k), accumulate=False)
+        self.scores()
         tc.mma_wait()
         self.k.release()
         self.softmax(task, 0, masked=True)
         tc.cast(self.s, self.p.dtype, out=self.p)
-        if not self.narrow:
-            self.clear(task.keys - (task.behind - 1) * self.sight.tile_k)
+        self.clear(task.keys - (task.behind - 1) * self.sight.tile_k)
 
     def clear(self, left):
         """Zeros in rows of V behind the sequence, which may hold anything, NaN too."""
+        ring = self.v.ring if self.scales else self.v
         with tc.when(left < self.sight.tile_k):
-            self.v.wait()
+            ring.wait()
             with tc.when(self.pipe.consumer == 0):
-                tc.store(self.v.tile, tc.mask_rows(tc.load(self.v), left, 0))
+                tc.store(ring.tile, tc.mask_rows(tc.load(ring), left, 0))
                 tc.sync()
             if self.pipe.consumers > 1:
                 tc.barrier_sync(MEETING, 128 * self.pipe.consumers)
@@ -262,10 +273,10 @@ class Consumer:
     def blocks(self, task, start, stop, *, masked):
         """S and P of further blocks, each with O += P V of the one before."""
         for step in tc.range(start, stop):
+            self.v.wait()  # of the block before: they have come first
             self.k.wait()
-            tc.mma_ABt(self.s, self.tile, self.operand(self.k), accumulate=False)
-            self.values(task, step - 1)
-            tc.mma_AB(self.o, tc.regroup(self.p), self.operand(self.v))
+            self.scores()
+            self.values()
             tc.mma_wait(1)
             self.k.release()
             shrink = self.softmax(task, step, masked=masked)
@@ -281,8 +292,6 @@ class Consumer:
             what O must shrink by.
         """
         s, m, mods = self.s, self.m, self.mods
-        if self.narrow:
-            tc.mul(s, self.k.scale, out=s)
         col = (task.behind - 1 - step) * self.sight.tile_k
         mods.apply(s, At(s, task.batch, task.head, 0, col, 0, col))
         if masked:
@@ -305,7 +314,9 @@ class Consumer:
             tc.select(cols >= self.query + (sight.shift - sight.left - col), s, -math.inf, out=s)
 
     def store(self, task, O, LSE):
-        """The results of a tile that one task had alone."""
+        """The results of a tile that one task had alone, as `load` has it."""
+        if self.scales:
+            self.locate(task, self.start)  # again, for want of registers
         total = tc.total(self.l)
         if self.mods.sinks:
             total = total + tc.exp2(self.sink - self.m)
@@ -397,7 +408,7 @@ def attention_decode(Q: gl[T, "rows", "D"], K: gl[TC, "P", "R", "Hkv", "D"],
                      V: gl[TC, "P", "R", "Hkv", "Dv"], O: gl[T, "rows", "Dv"],
                      LSE: gl[f32, "rows"], scale: f32, batch: s32, queries: s32, heads: s32,
                      splits: s32, *args, page=0, dim=128, dim_v=128, tile_k=128, consumers=1,
-                     stages=3, cache="", ragged=False, split=False, edges=ALL,
+                     stages=3, blocks=1, spills=0, cache="", ragged=False, split=False, edges=ALL,
                      mods=PLAIN):  # fmt: skip
     """O = softmax(mods(scale Q K^T)) V of each sequence's last Lq queries, LSE = ln sum exp.
 
@@ -409,8 +420,10 @@ def attention_decode(Q: gl[T, "rows", "D"], K: gl[TC, "P", "R", "Hkv", "D"],
         args: with page the table, s32 [B, pages of a sequence]; if ragged keys of sequences, s32
             [B]; of e4m3 scales of K and V, f32 [B, Hkv]; if split Sums and Flags (see Parts); of
             edges left, right; of mods soft cap, sinks.
-        dim, dim_v, tile_k, consumers, stages: as of `attention_forward`.
+        dim, dim_v, tile_k, consumers, stages: as of `attention_forward`. blocks: CTAs an SM, whose
+            threads may spill so many bytes.
     """
+    tc.allow_spills(spills)
     args = list(args)
     (table,) = taken(args, 1, "a table of pages") if page else (None,)
     (lengths,) = taken(args, 1, "lengths") if ragged else (None,)
@@ -422,16 +435,14 @@ def attention_decode(Q: gl[T, "rows", "D"], K: gl[TC, "P", "R", "Hkv", "D"],
     tasks = tasks_of(batch, rows, K.size(2), lengths, keys.room, splits, tall,
                      lambda n: edges.sight(list(limits), tile_k, queries, n))  # fmt: skip
     # A CTA a task: hardware hands them out as SMs become free, where lengths differ too.
-    pipe = tc.lcf(consumers=consumers, stages=stages, tasks=tasks, steps=1, persistent=False)
-    k = pipe.input(st[K.dtype, tile_k, dim], ring="k")
-    v = pipe.input(st[V.dtype, tile_k, dim_v], ring="v")
-    q, s = tc.shared(st[Q.dtype, ROWS, dim], consumers), tc.empty(rt[f32, ROWS, tile_k])
-    p, o = tc.empty(s.type.cast(Q.dtype)), tc.empty(rt[f32, ROWS, dim_v])
-    m, l = tc.empty(rv[f32, ROWS]), tc.empty(rv[f32, ROWS, "row", "partial"])
-    sight = edges.sight(list(limits), tile_k, queries, keys.room)
-    mods = mods.take(args, scale)
-    read = (q, *widened(pipe, (k, v), scales, Q.dtype))
-    work = Consumer(pipe, read, (s, p, o, m, l), rows, sight, mods)
+    pipe = tc.lcf(consumers=consumers, stages=stages, tasks=tasks, steps=1, persistent=False,
+                  blocks_per_sm=blocks)  # fmt: skip
+    k, v = (pipe.input(st[K.dtype, tile_k, d], ring=r) for d, r in ((dim, "k"), (dim_v, "v")))
+    kind, count = (K.dtype, QUERY_PARTS[Q.dtype.name]) if scales else (Q.dtype, consumers)
+    q = tc.shared(st[kind, ROWS, dim], count)
+    read = Widened(v, tc.shared(st[f16, tile_k, dim_v])) if scales else v
+    sight, mods = edges.sight(list(limits), tile_k, queries, keys.room), mods.take(args, scale)
+    work = Consumer(pipe, (q, k, read), (tile_k, dim_v), rows, sight, mods, scales)
 
     @pipe.load
     def _(task, step):
@@ -452,4 +463,4 @@ def attention_decode(Q: gl[T, "rows", "D"], K: gl[TC, "P", "R", "Hkv", "D"],
         parts = Parts(memory, rows, mods, splits, dim_v)
         tile = task.unit * consumers + pipe.consumer
         with tc.when(parts.store(task, work, tile)):
-            parts.combine(task, task.tile * tall + pipe.consumer * ROWS, tile, O, LSE)
+            parts.combine(task, work.start, tile, O, LSE)

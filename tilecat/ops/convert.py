@@ -11,7 +11,7 @@ from ..ir import TILE_SCOPES, Access, Effect, Op, Scope, Value, attribute, opera
 from ..layouts import permuted_indices
 from ..ptx import instructions as ptx
 from ..tiles import RegTileType, RegVecType, TileType
-from .elements import PACK, computed_in, pack, register_kind, unpack
+from .elements import PACK, UNPACK_FP8, computed_in, pack, register_kind, unpack, widen_fp8
 
 CASTABLE = ("f32", "tf32", "bf16", "f16", "e4m3", "e5m2", "s32", "u32", "s8", "u8")
 
@@ -74,10 +74,13 @@ class Cast(Op):
         return (Effect(Access.READ, self.tile), Effect(Access.WRITE, target))
 
     def emit(self, w: Any) -> None:
-        """Unpacks, converts between f32 and s32 where needed, packs."""
+        """Unpacks, converts between f32 and s32 where needed, packs; 8-bit floats become f16."""
         target = self.out if self.out is not None else self.result
         kind = self.tile.type
         assert isinstance(kind, RegTileType | RegVecType), "checked in infer"
+        if kind.dtype.name in UNPACK_FP8 and self.dtype.name == "f16" and not self.permuted:
+            widen_fp8(w, kind.dtype.name, w.regs(self.tile), w.regs(target))
+            return
         elements = unpack(w, kind, w.regs(self.tile))
         convert(w, kind.dtype, self.dtype, elements)
         if self.permuted:

@@ -112,15 +112,19 @@ def _unpack_f16(w: Any, packed: str, name: str) -> list[str]:
     return found
 
 
+def widen_fp8(w: Any, name: str, words: Sequence[str], targets: Sequence[str]) -> None:
+    """8-bit floats, four a register, as f16, two a register: each is one of them."""
+    for index, word in enumerate(words):
+        pairs = [w.new("b16", "pair"), w.new("b16", "pair")]
+        w.line(ptx.alu("mov.b32", ptx.vector(pairs), word))
+        for pair, target in zip(pairs, targets[2 * index : 2 * index + 2], strict=True):
+            w.line(ptx.alu(UNPACK_FP8[name], target, pair))
+
+
 def _unpack_fp8(w: Any, packed: str, name: str) -> list[str]:
-    pairs = [w.new("b16", "pair"), w.new("b16", "pair")]
-    w.line(ptx.alu("mov.b32", ptx.vector(pairs), packed))
-    found: list[str] = []
-    for pair in pairs:
-        wide = w.new("b32", "wide")
-        w.line(ptx.alu(UNPACK_FP8[name], wide, pair))
-        found += _unpack_f16(w, wide, "f16")
-    return found
+    wide = [w.new("b32", "wide"), w.new("b32", "wide")]
+    widen_fp8(w, name, [packed], wide)
+    return [element for pair in wide for element in _unpack_f16(w, pair, "f16")]
 
 
 def _unpack_bytes(w: Any, packed: str, name: str) -> list[str]:
