@@ -210,6 +210,10 @@ def convolutions_and_rows() -> Calls:
         "norm": (tc.layer_norm_fn, {"x": normal(5, 100), "weight": normal(100), "eps": 1e-6,
                                     "bias": normal(100), "residual": normal(5, 100), "seed": 5,
                                     "rowscale": single(5), "dropout_p": 0.1}),
+        "norm_backward": (tc.layer_norm_fn_backward, {
+            "dy": normal(5, 100), "x": normal(5, 100), "weight": normal(100), "bias": normal(100),
+            "residual": normal(5, 100), "rowscale": single(5), "dropout_p": 0.1, "seed": 5,
+            "d_sums": normal(5, 100)}),
         "cross_entropy": (tc.cross_entropy, {"x": normal(5, 100), "target": np.arange(5),
                                              "ignore_index": -100, "label_smoothing": 0.1,
                                              "z_loss": 0.1}),

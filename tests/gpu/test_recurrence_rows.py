@@ -68,8 +68,12 @@ def gla_inputs(batch, length, heads, dim, dim_v, mean=0.1):
     return q, k, normal(batch, length, heads, dim_v), g, normal(batch, heads, dim, dim_v, dtype=F32)
 
 
-def check_gla(q, k, v, g, state, *, gradients=True, gates=2 * LIMIT):
-    """A call with all there is, and its gradients."""
+def check_gla(q, k, v, g, state, *, gradients=True):
+    """A call with all there is, and its gradients.
+
+    That of a gate is a sum of differences `q dq - k dk`. Where all is forgotten it is small, and
+    errors, of the last state too, are not: then it is measured by what it is the difference of.
+    """
     scale, leaves = q.shape[3] ** -0.5, wide(q, k, v, g, state)
     exact = exact_gla(*leaves, scale)
     got = tc.simple_gla(q, k, v, g, initial_state=state, output_final_state=True)
@@ -82,7 +86,10 @@ def check_gla(q, k, v, g, state, *, gradients=True, gates=2 * LIMIT):
     wanted = gradients_of(exact, leaves, do, d_last)
     for mine, other in zip((*made[:3], made[5]), (*wanted[:3], wanted[4]), strict=True):
         close(mine, other, LIMIT)
-    close(flat(made[3]), flat(wanted[3]), gates)
+    dots = (leaves[0].detach() * wanted[0]).sum(-1)
+    forgets = dots.norm() > wanted[3].norm()
+    close(flat(made[3]), flat(wanted[3]), (4 if forgets else 2) * LIMIT,
+          dots if forgets else wanted[3])  # fmt: skip
 
 
 @pytest.mark.parametrize("length", LENGTHS)
@@ -109,14 +116,14 @@ def test_gated_widths(dim, dim_v):
     "mean", [0.0, 1e-6, 0.05, 1.5, 20.0, 200.0, -0.01], ids=lambda x: f"decay {x}"
 )
 def test_gated_decays(mean):
-    check_gla(*gla_inputs(2, 300, 4, 64, 64, mean), gates=4 * LIMIT)
+    check_gla(*gla_inputs(2, 300, 4, 64, 64, mean))
 
 
 @pytest.mark.parametrize("value", [-20.0, -200.0, -torch.inf])
 def test_single_tokens_forget(value):
     q, k, v, g, state = gla_inputs(2, 300, 4, 64, 64, 1e-3)
     g = torch.where(torch.rand_like(g) < 0.05, value, g)
-    check_gla(q, k, v, g, state, gates=4 * LIMIT)
+    check_gla(q, k, v, g, state)
 
 
 def test_strided_views_give_the_same_bits():
@@ -209,7 +216,7 @@ def check_mamba(x, dt, a, b, c, skip, z, bias, *, gradients=True, seq_idx=None, 
     wanted = gradients_of(exact, leaves, dy, d_last)
     for name, mine, other in zip("x dt A B C D z bias states".split(), made, wanted, strict=True):
         if name in ("A", "bias"):  # sums, of which errors of 512 tokens are alike
-            alike = min(512, x.shape[1]) ** 0.5 * 4 * LIMIT
+            alike = min(512, max(16, x.shape[1])) ** 0.5 * 4 * LIMIT
             terms = wanted[1].double() * (1 if name == "bias" else dt / a)
             assert ((mine.double() - other).abs() <= alike * terms.norm(dim=(0, 1))).all(), name
         else:
@@ -357,7 +364,8 @@ def test_delta_keys(keys, beta):
         assert not o.any() and not state.any()
     else:  # of 2 nothing is forgotten, and like keys undo what was written: tests/test_delta_rule
         alike = keys in ("identical", "correlated")
-        check_delta(q, k, v, g, betas, DELTA if beta < 2 else 0.08 if alike else 2 * DELTA)
+        worst = 2 * DELTA if beta < 2 else 0.08
+        check_delta(q, k, v, g, betas, worst if alike else beta * DELTA)
 
 
 @pytest.mark.parametrize("length", [15, 16, 63, 64, 65, 127])
