@@ -45,7 +45,7 @@ LAYERS = (
     ("check",),
     ("codegen", "sim"),
     ("runtime", "formats"),
-    ("binding", "captured"),
+    ("array_arguments", "binding", "captured"),
     ("driver",),
     ("pipeline",),
     ("model",),

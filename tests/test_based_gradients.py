@@ -133,7 +133,7 @@ def test_refusals():
     do, q, k, v = arrays(70, 64)
     state = np.zeros((1, 1, 160, 64), np.float32)
     for kind, message, call in (
-        (LayoutError, "based_backward: do is v's shape", lambda: tc.based_backward(
+        (LayoutError, "based_backward: do has the shape of v", lambda: tc.based_backward(
             do[..., :9], q, k, v)),
         (DTypeError, "based_backward: do is bf16", lambda: tc.based_backward(
             do.astype(np.float32), q, k, v)),
@@ -141,7 +141,7 @@ def test_refusals():
         (LayoutError, "scale is positive, got -1", lambda: tc.based_backward(do, q, k, v, -1.0)),
         (LayoutError, "no sums of earlier weights", lambda: tc.based_backward(
             do, q, k, v, initial_state=state)),
-        (LayoutError, "d_final_state is B x H x 160 x V", lambda: tc.based_backward(
+        (LayoutError, "d_final_state has the shape B x H x 160 x V", lambda: tc.based_backward(
             do, q, k, v, d_final_state=state[..., :9])),
     ):  # fmt: skip
         error = pytest.raises(kind, call).value

@@ -105,13 +105,13 @@ def test_refuses():
     q, k, v, g, beta, do = arrays(1, 9, 1, 2, (64, 64), bf16)
     back, state = tc.gated_delta_rule_backward, np.zeros((1, 2, 64, 9), np.float32)
     for kind, message, call in (
-        (LayoutError, "do is v's shape", lambda: back(do[:, :5], q, k, v, g, beta)),
+        (LayoutError, "do has the shape of v", lambda: back(do[:, :5], q, k, v, g, beta)),
         (DTypeError, "do is bf16", lambda: back(do.astype(np.float32), q, k, v, g, beta)),
-        (LayoutError, "d_final_state is sequences x H x K x V",
+        (LayoutError, "d_final_state has the shape sequences x H x K x V",
          lambda: back(do, q, k, v, g, beta, d_final_state=state)),
         (LayoutError, "gradients are those of a scale other than 0",
          lambda: back(do, q, k, v, g, beta, scale=0.0)),
-        (LayoutError, "gated_delta_rule_backward: beta is B x T x H",
+        (LayoutError, "gated_delta_rule_backward: beta has the shape B x T x H",
          lambda: back(do, q, k, v, g, beta[:, :5])),
     ):  # fmt: skip
         error = pytest.raises(kind, call).value

@@ -263,7 +263,7 @@ X, DT, A, B, C, Z = mamba_inputs()
 REFUSED = {
     "gates with heads before tokens": (
         lambda: tc.simple_gla(Q, K, V, heads_first(G)), LayoutError,
-        "simple_gla: g is B x T x H = (2, 70, 3) here, got (2, 3, 70)",
+        "simple_gla: g has the shape B x T x H = (2, 70, 3) here, got (2, 3, 70)",
     ),
     "gates of bf16": (
         lambda: tc.simple_gla(Q, K, V, G.astype(bf16.numpy)), DTypeError,
@@ -271,7 +271,7 @@ REFUSED = {
     ),
     "another length": (
         lambda: tc.linear_attention(Q, K[:, :50], V), LayoutError,
-        "linear_attention: k is q's shape = (2, 70, 3, 64) here, got (2, 50, 3, 64)",
+        "linear_attention: k has the shape of q = (2, 70, 3, 64) here, got (2, 50, 3, 64)",
     ),
     "f32": (
         lambda: tc.linear_attention(Q.astype(np.float32), K, V), DTypeError,
@@ -292,8 +292,8 @@ REFUSED = {
     ),
     "a state transposed": (
         lambda: tc.linear_attention(Q, K, V, initial_state=STATE[:1]), LayoutError,
-        "linear_attention: initial_state is sequences x H x K x V = (2, 3, 64, 64) here, got "
-        "(1, 3, 64, 64)",
+        "linear_attention: initial_state has the shape sequences x H x K x V = (2, 3, 64, 64) "
+        "here, got (1, 3, 64, 64)",
     ),
     "offsets of several entries": (
         lambda: tc.simple_gla(Q, K, V, cu_seqlens=np.array([0, 70], np.int32)), LayoutError,
@@ -331,7 +331,7 @@ REFUSED = {
     ),
     "steps of the wrong shape": (
         lambda: tc.ssd(X, heads_first(DT), A, B, C), LayoutError,
-        "ssd: dt is batch x length x heads = (1, 100, 4) here, got (1, 4, 100)",
+        "ssd: dt has the shape batch x length x heads = (1, 100, 4) here, got (1, 4, 100)",
     ),
     "a limit alone": (
         lambda: tc.ssd(X, DT, A, B, C, dt_limit=(1.0, 0.5)), LayoutError,
@@ -339,11 +339,12 @@ REFUSED = {
     ),
     "D of heads x N": (
         lambda: tc.ssd(X, DT, A, B, C, D=np.zeros(5, np.float32)), LayoutError,
-        "ssd: D is [heads] or [heads, P] = (4,) here, got (5,)",
+        "ssd: D has the shape [heads] or [heads, P] = (4,) here, got (5,)",
     ),
     "a state for another token": (
         lambda: tc.simple_gla_step(Q[:, 0], K[:, 0], V[:, 0], STATE[:1]), LayoutError,
-        "simple_gla_step: state is B x H x K x V = (2, 3, 64, 64) here, got (1, 3, 64, 64)",
+        "simple_gla_step: state has the shape B x H x K x V = (2, 3, 64, 64) here, got "
+        "(1, 3, 64, 64)",
     ),
     "a token with its length": (
         lambda: tc.ssd_step(X, DT, A, B, C, STATE), LayoutError,
@@ -355,7 +356,7 @@ REFUSED = {
     ),
     "a gradient of another length": (
         lambda: tc.simple_gla_backward(V[:, :5], Q, K, V), LayoutError,
-        "simple_gla_backward: do is v's shape = (2, 70, 3, 64) here, got (2, 5, 3, 64)",
+        "simple_gla_backward: do has the shape of v = (2, 70, 3, 64) here, got (2, 5, 3, 64)",
     ),
 }  # fmt: skip
 

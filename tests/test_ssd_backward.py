@@ -141,7 +141,7 @@ DY, X, DT, A, B, C, Z, BIAS, STATE = inputs()
 REFUSED = {
     "a gradient of another length": (
         lambda: tc.ssd_backward(DY[:, :5], X, DT, A, B, C), LayoutError,
-        "ssd_backward: dy is x's shape = (1, 70, 2, 64) here, got (1, 5, 2, 64)",
+        "ssd_backward: dy has the shape of x = (1, 70, 2, 64) here, got (1, 5, 2, 64)",
     ),
     "a gradient of f32": (
         lambda: tc.ssd_backward(DY.astype(np.float32), X, DT, A, B, C), DTypeError,
@@ -149,8 +149,8 @@ REFUSED = {
     ),
     "states turned": (
         lambda: tc.ssd_backward(DY, X, DT, A, B, C, d_final_states=STATE[:, :1]), LayoutError,
-        "ssd_backward: d_final_states is sequences x heads x P x N = (1, 2, 64, 64) here, got "
-        "(1, 1, 64, 64)",
+        "ssd_backward: d_final_states has the shape sequences x heads x P x N = (1, 2, 64, 64) "
+        "here, got (1, 1, 64, 64)",
     ),
     "groups that do not divide": (
         lambda: tc.ssd_backward(DY, X, DT, A, B[:, :, :0], C), LayoutError,

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from .array_arguments import check_devices, tile_of
 from .attention_call import SCALE_HINT, heads_first, rows_apart
 from .attention_options import Options, check_array, check_positive
-from .errors import DTypeError, LayoutError, ResourceError
+from .errors import DTypeError, LayoutError
 from .kernels.attention_backward import attention_backward as kernel
 from .kernels.attention_keys import parts_of
 from .kernels.attention_rows import ROWS, attention_delta, attention_dq
@@ -128,7 +129,8 @@ def _run(
     edges, args = options.edges()
     mods, more = options.mods(shape)
     _ = sinks is None or check_array("sinks", sinks, shape[1:2], ("f32",), "H")
-    wide = {"dim": tile_dim(dims[0]), "dim_v": tile_dim(dims[1])}
+    dim, dim_v = (tile_of("attention_backward", "the head dim", x, TILE_DIMS) for x in dims)
+    wide = {"dim": dim, "dim_v": dim_v}
     bent = _has_slope(options) or edges.left and mods.score is not None
     config = {"tile_q": ROWS, **CONFIGS[max(wide.values())]}
     if ordered or edges.left or mods != Mods():  # that takes registers too
@@ -252,21 +254,6 @@ def _zeroed(make: Callable[[], Any]) -> Callable[[], Any]:
     return zeros
 
 
-def tile_dim(dim: int) -> int:
-    """Columns of the narrowest tile that holds a head dim.
-
-    Raises:
-        LayoutError: there is none.
-    """
-    found = next((d for d in TILE_DIMS if d >= dim >= 1), None)
-    if found is None:
-        raise LayoutError(
-            f"attention_backward: the head dim is 1 to {TILE_DIMS[-1]}, computed in tiles of "
-            f"{', '.join(map(str, TILE_DIMS))} columns, got {dim}"
-        )
-    return found
-
-
 def _check(given: tuple[Any, ...]) -> tuple[int, int, int, int]:
     """B, H, Lq and Lk.
 
@@ -311,11 +298,6 @@ def _check_dtypes(arrays: dict[str, ArrayView]) -> None:
             f"attention_backward: arrays have one dtype, {' or '.join(HALVES)}, and lse f32, got "
             + ", ".join(f"{name} of {array.dtype}" for name, array in arrays.items())
         )
-    if len({array.device for array in arrays.values()}) > 1:
-        raise ResourceError(
-            "attention_backward: arrays are on one device, got "
-            + ", ".join(f"{name} on {array.device}" for name, array in arrays.items()),
-            hint="move them with .to(device)",
-        )
+    check_devices("attention_backward", arrays)
 
 

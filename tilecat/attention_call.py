@@ -6,8 +6,9 @@ import math
 from dataclasses import replace
 from typing import Any
 
+from .array_arguments import check_devices, tile_of
 from .attention_choice import NARROWEST, TILE_DIMS, Problem, choose
-from .attention_options import HALVES, Options, check_array, check_devices, check_positive
+from .attention_options import HALVES, Options, check_array, check_positive
 from .errors import DTypeError, LayoutError, ResourceError
 from .kernels.attention_forward import attention_forward as kernel
 from .kernels.attention_scores import Mods
@@ -278,13 +279,10 @@ def _check_shapes(query: ArrayView, keys: ArrayView, value: ArrayView) -> tuple[
                 f"attention: q, k and v have one dtype, {', '.join(HALVES)} or {EIGHT}, got "
                 + ", ".join(f"{n} of {x.dtype}" for n, x in arrays.items())
             )
-        if not 1 <= array.shape[3] <= TILE_DIMS[-1]:
-            raise LayoutError(
-                f"attention: the head dim is 1 to {TILE_DIMS[-1]}, computed in tiles of "
-                f"{', '.join(map(str, TILE_DIMS))} columns, got {name} with {array.shape[3]}"
-            )
+        dim = array.shape[3]
+        tile_of("attention", "the head dim", dim, TILE_DIMS, f"{name} with {dim}")
     shown = ", ".join(f"{name} {tuple(array.shape)}" for name, array in arrays.items())
-    check_devices("attention: q, k and v", arrays)
+    check_devices("attention", arrays)
     (batch, heads, queries, _), (_, groups, length, _) = query.shape, keys.shape
     for name, axis, pair in (
         ("B", 0, ("q", "k")), ("D", 3, ("q", "k")), ("B", 0, ("k", "v")), ("Hkv", 1, ("k", "v")),

@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from .array_arguments import check_devices, tile_of
 from .attention_call import results_of
 from .attention_choice import TILE_DIMS, tile_dim
-from .attention_options import HALVES, Options, check_array, check_devices, check_positive
+from .attention_options import HALVES, Options, check_array, check_positive
 from .errors import DTypeError, LayoutError
 from .kernels.attention_decode import BESIDE, QUERY_PARTS, ROWS
 from .kernels.attention_decode import attention_decode as kernel
@@ -304,12 +305,9 @@ def _check_shapes(query: ArrayView, keys: ArrayView, value: ArrayView, *, paged:
                 f"or the caches {NARROW_DTYPE}, got "
                 + ", ".join(f"{n} of {x.dtype}" for n, x in arrays.items())
             )
-        if not 1 <= array.shape[3] <= TILE_DIMS[-1]:
-            raise LayoutError(
-                f"attention_decode: the head dim is 1 to {TILE_DIMS[-1]}, computed in tiles of "
-                f"{', '.join(map(str, TILE_DIMS))} columns, got {name} with {array.shape[3]}"
-            )
-    check_devices("attention_decode: q, k_cache and v_cache", arrays)
+        dim = array.shape[3]
+        tile_of("attention_decode", "the head dim", dim, TILE_DIMS, f"{name} with {dim}")
+    check_devices("attention_decode", arrays)
     if keys.dtype != value.dtype:
         raise DTypeError(
             f"attention_decode: k_cache and v_cache have one dtype, got {keys.dtype} and "

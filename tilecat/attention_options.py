@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 
+from .array_arguments import array_of, view_of
 from .captured import MAX_FUNCTIONS, remembered
-from .errors import DTypeError, LayoutError, ResourceError
+from .errors import DTypeError, LayoutError
 from .kernels import score_mods
 from .kernels.attention_factors import BLOCK
 from .kernels.attention_scores import FAR, Edges, Mods
 from .kernels.epilogues import Step
-from .runtime.arrays import ArrayView, check_address, view
+from .runtime.arrays import ArrayView
 
 SCALES = (2.0**-149, float(np.finfo(np.float32).max))  # positive and finite in f32
 MAX_CAP = 1 << 14  # with which a score is off by 2**-8: see `Scores.apply`
@@ -197,50 +198,17 @@ def _check_cap(cap: Any) -> None:
 def check_array(
     name: str, value: Any, shape: tuple[int, ...], dtypes: tuple[str, ...], axes: str
 ) -> ArrayView:
-    """The view of an array of that shape and one of those dtypes.
+    """`array_of` of a call of attention.
 
     Raises:
-        LayoutError: another shape, or an address between elements.
-        DTypeError: another dtype, or no array.
+        LayoutError, DTypeError: as there.
     """
-    try:
-        array = view(value)
-    except DTypeError as error:
-        raise DTypeError(f"attention: {name}: {error.message}", hint=error.hint) from None
-    if tuple(array.shape) != shape:
-        raise LayoutError(
-            f"attention: {name} has the shape {axes} = {shape} here, got {tuple(array.shape)}"
-        )
-    if array.dtype not in dtypes:
-        raise DTypeError(f"attention: {name} is {' or '.join(dtypes)}, got {array.dtype}")
-    check_address("attention", name, array)
-    return array
-
-
-def check_devices(what: str, arrays: dict[str, ArrayView]) -> None:
-    """Refuses arrays on several devices.
-
-    Args:
-        what: the call, and what they are: "attention: q, k and v".
-        arrays: by name.
-
-    Raises:
-        ResourceError: they are.
-    """
-    if len({array.device for array in arrays.values()}) > 1:
-        raise ResourceError(
-            f"{what} are on one device, got "
-            + ", ".join(f"{name} on {array.device}" for name, array in arrays.items()),
-            hint="move them with .to(device)",
-        )
+    return array_of("attention", name, value, dtypes, shape, axes)
 
 
 def _bias(bias: Any, shape: tuple[int, ...]) -> tuple[Callable[..., Any], list[Any]]:
     """The step that adds a bias, and its argument."""
-    try:
-        array = view(bias)
-    except DTypeError as error:
-        raise DTypeError(f"attention: bias: {error.message}", hint=error.hint) from None
+    array = view_of("attention", "bias", bias)
     got = tuple(array.shape)
     wanted = shape[len(shape) - len(got) :]
     fits = 2 <= len(got) <= 4 and got[-1] == shape[3]

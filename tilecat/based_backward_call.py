@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from .array_arguments import check_devices
 from .based_call import STAGES, STAGES_WITH_NORMS, check_based
 from .kernels.based import DIM, FEATURES, norm_gradients
 from .kernels.based import based as kernel
@@ -12,7 +13,7 @@ from .kernels.based_gradient import based_gradient, sum_parts
 from .kernels.chunk_tasks import CHUNK
 from .ready import Launch, again, key_of
 from .runtime.arrays import ITEM_BYTES, allocator, view
-from .scan_call import ROW_BYTES, check, check_devices, run, whole_rows
+from .scan_call import ROW_BYTES, check, run, whole_rows
 
 
 def based_backward(
@@ -150,7 +151,7 @@ def _check(tensors: tuple[Any, ...], scale: Any, norm: bool) -> tuple[int, int, 
     """B, H, T and V."""
     do, q, k, v, first, d_last = tensors
     shape = check_based("based_backward", (q, k, v, first), scale, norm)
-    check("based_backward", "do", do, shape, (view(q).dtype,), "v's shape")
+    check("based_backward", "do", do, shape, (view(q).dtype,), "of v")
     if d_last is not None:
         states = (*shape[:2], FEATURES, shape[3])
         check("based_backward", "d_final_state", d_last, states, ("f32",), "B x H x 160 x V")

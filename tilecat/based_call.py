@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from .array_arguments import check_devices
 from .binding import check_written
 from .errors import LayoutError
 from .kernels.based import DIM, FEATURES
@@ -12,7 +13,6 @@ from .ready import Launch, again, key_of
 from .runtime.arrays import view
 from .scan_call import (
     check,
-    check_devices,
     check_number,
     check_rank,
     outputs,
@@ -133,7 +133,7 @@ def check_based(
         raise LayoutError(
             f"{name}: q and k have {DIM} columns, of which there are 153 features, got {dim}"
         )
-    check(name, "k", k, (batch, heads, length, dim), (query.dtype,), "q's shape")
+    check(name, "k", k, (batch, heads, length, dim), (query.dtype,), "of q")
     check(name, "v", v, (batch, heads, length, columns), (query.dtype,), "B x H x T x V")
     if scale is not None and check_number(name, "scale", scale) <= 0:
         raise LayoutError(f"{name}: scale is positive, got {scale!r}", hint="negate q")

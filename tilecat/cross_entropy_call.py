@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from .array_arguments import array_of, check_devices
 from .errors import DTypeError, LayoutError
 from .kernels.cross_entropy import PIECE, scale_rows
 from .kernels.cross_entropy import cross_entropy as kernel
-from .row_arguments import FLOATS, array_of, check_devices, check_number, first_that_fits
+from .row_arguments import FLOATS, check_number, first_that_fits
 from .runtime.arrays import ITEM_BYTES, ArrayView, empty, view
 
 REDUCTIONS = ("mean", "sum", "none")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from .array_arguments import check_devices
 from .errors import LayoutError
 from .kernels.delta_rule import delta_rule as kernel
 from .kernels.delta_rule_step import delta_rule_step as step_kernel
@@ -13,7 +14,6 @@ from .runtime.arrays import allocator, view
 from .scan_call import (
     HALVES,
     check,
-    check_devices,
     check_number,
     check_rank,
     check_starts,
@@ -160,7 +160,7 @@ class Call:
         query, value = (check_rank(name, n, x, AXES) for n, x in (("q", self.q), ("v", self.v)))
         (batch, length, groups, dim), (heads, dim_v) = query.shape, value.shape[2:]
         check_dim(name, dim)
-        check(name, "k", self.k, (batch, length, groups, dim), (query.dtype,), "q's shape")
+        check(name, "k", self.k, (batch, length, groups, dim), (query.dtype,), "of q")
         check(name, "v", self.v, (batch, length, heads, dim_v), (query.dtype,), "B x T x H x V")
         check_groups(name, heads, groups)
         if self.scale is not None:
@@ -259,7 +259,7 @@ def _check_step(
     (batch, groups, dim), (_, heads, dim_v) = shapes
     check_dim(name, dim)
     dtype = view(q).dtype
-    check(name, "k", k, (batch, groups, dim), (dtype,), "q's shape")
+    check(name, "k", k, (batch, groups, dim), (dtype,), "of q")
     check(name, "v", v, (batch, heads, dim_v), (dtype,), "B x H x V")
     check_groups(name, heads, groups)
     if scale is not None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from .errors import DTypeError, LayoutError, ResourceError
+from .array_arguments import check_devices
+from .errors import DTypeError, LayoutError
 from .fft_plans import LARGEST, LONGEST, Plan, plan_of
 from .fft_spectra import spectrum_of, tables_of
 from .kernels.fft_conv import SIDE, fft_conv_64
@@ -89,14 +90,7 @@ def check(u: Any, k: Any, gates: dict[str, Any]) -> ArrayView:
     for name, gate in gates.items():
         if gate is not None:
             _check_gate(name, view(gate), array)
-    devices = {name: view(x).device for name, x in (("u", u), ("k", k), *gates.items())
-               if x is not None}  # fmt: skip
-    if len(set(devices.values())) > 1:
-        raise ResourceError(
-            "fft_conv: all arrays are on one device, got "
-            + ", ".join(f"{name} on {device}" for name, device in devices.items()),
-            hint="move them with .to(device)",
-        )
+    check_devices("fft_conv", {"u": u, "k": k, **gates})
     return array
 
 

@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 
+from .array_arguments import check_devices
 from .errors import LayoutError
 from .kernels.chunk_tasks import CHUNK
 from .kernels.hedgehog import FEATURES, MAP
 from .kernels.hedgehog import hedgehog as kernel
 from .ready import Launch, again, key_of
 from .runtime.arrays import allocator, view
-from .scan_call import check, check_devices, check_rank, run, whole_rows
+from .scan_call import check, check_rank, run, whole_rows
 
 AXES = "batch x heads x length x dim"
 DIMS = (64, 128)  # of heads: a warpgroup has 64 columns, and registers are there for two

@@ -64,7 +64,7 @@ def _run(
 ) -> tuple[Any, ...]:
     extents, sequences = call.check()
     batch, length, heads, dim, dim_v = extents
-    check(call.name, "do", do, (batch, length, heads, dim_v), (view(call.q).dtype,), "v's shape")
+    check(call.name, "do", do, (batch, length, heads, dim_v), (view(call.q).dtype,), "of v")
     states = (sequences, heads, dim, dim_v)
     if d_state is not None:
         check(call.name, "d_final_state", d_state, states, ("f32",), "sequences x H x K x V")

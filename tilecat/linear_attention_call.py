@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from .array_arguments import check_devices
 from .errors import LayoutError
 from .kernels.chunk_tasks import CHUNK, WHOLE
 from .kernels.linear_attention import linear_attention as kernel
@@ -12,7 +13,6 @@ from .ready import Launch, again, key_of
 from .runtime.arrays import allocator, view
 from .scan_call import (
     check,
-    check_devices,
     check_features,
     check_number,
     check_rank,
@@ -279,7 +279,7 @@ class Call:
         query, value = (check_rank(name, n, x, AXES) for n, x in (("q", self.q), ("v", self.v)))
         (batch, length, heads, dim), dim_v = query.shape, value.shape[3]
         check_features(name, "K, of q and k,", dim)
-        check(name, "k", self.k, (batch, length, heads, dim), (query.dtype,), "q's shape")
+        check(name, "k", self.k, (batch, length, heads, dim), (query.dtype,), "of q")
         check(name, "v", self.v, (batch, length, heads, dim_v), (query.dtype,), "B x T x H x V")
         if self.scale is not None:
             check_number(name, "scale", self.scale)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from .array_arguments import array_of, check_devices
 from .norm_call import backward, forward, norm_of, seed_of
-from .row_arguments import FLOATS, array_of, check_devices
+from .row_arguments import FLOATS
 from .runtime.arrays import view
 
 

@@ -6,10 +6,11 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from .array_arguments import array_of, check_devices
 from .errors import LayoutError
 from .kernels.norm import BACKWARD, FORWARD, column_sums, norm_backward, norm_forward
 from .operators import num_sms
-from .row_arguments import FLOATS, array_of, check_devices, check_number, first_that_fits
+from .row_arguments import FLOATS, check_number, first_that_fits
 from .runtime.arrays import ArrayView, empty, view
 
 PER_WARP = 1024  # columns of a warp's part of a row: 32 values a lane of each tensor

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from .array_arguments import check_devices
 from .errors import LayoutError
 from .kernels.recurrence_step import gla_step
 from .kernels.recurrence_step import ssd_step as ssd_kernel
 from .linear_attention_call import lightning_decays
 from .ready import Launch, again, key_of, present, remember
 from .runtime.arrays import allocator, view
-from .scan_call import HALVES, check, check_devices, check_features, check_number, check_rates
+from .scan_call import HALVES, check, check_features, check_number, check_rates
 
 
 def simple_gla_step(
@@ -131,7 +132,7 @@ def ssd_step(
         ("C", C, (batch, groups, size), halves, "batch x groups x N"),
         ("dt", dt, (batch, heads), single, "batch x heads"),
         ("state", state, (*shape, size), single, "batch x heads x P x N"),
-        ("D", D, (heads,), single, "[heads]"), ("z", z, shape, halves, "x's shape"),
+        ("D", D, (heads,), single, "[heads]"), ("z", z, shape, halves, "of x"),
         ("dt_bias", dt_bias, (heads,), single, "[heads]"),
     ):  # fmt: skip
         if value is not None:

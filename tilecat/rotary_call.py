@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from .array_arguments import array_of, check_devices
 from .errors import DTypeError, LayoutError
 from .kernels.rotary import TOKENS, rotary
-from .row_arguments import FLOATS, array_of, check_devices, first_that_fits
+from .row_arguments import FLOATS, first_that_fits
 from .runtime.arrays import ArrayView, empty, view
 
 WARPS = 4  # of a CTA

@@ -7,54 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from .errors import DTypeError, LayoutError, ResourceError
-from .runtime.arrays import ArrayView, view
+from .errors import LayoutError, ResourceError
 
 FLOATS = ("bf16", "f16", "f32")
-
-
-def array_of(
-    call: str, name: str, x: Any, dtypes: tuple[str, ...], shape: tuple[int, ...] | None = None,
-    words: str = "",
-) -> ArrayView:  # fmt: skip
-    """The view of an argument.
-
-    Args:
-        call: the function, for errors.
-        name: the argument's.
-        x: an array.
-        dtypes: it may have.
-        shape: it has; None for any.
-        words: the shape in words.
-
-    Raises:
-        DTypeError: no array, or another dtype. LayoutError: another shape.
-    """
-    try:
-        array = view(x)
-    except DTypeError as error:
-        raise DTypeError(f"{call}: {name}: {error.message}", hint=error.hint) from None
-    if array.dtype not in dtypes:
-        raise DTypeError(f"{call}: {name} is {' or '.join(dtypes)}, got {array.dtype}")
-    if shape is not None and tuple(array.shape) != tuple(shape):
-        raise LayoutError(
-            f"{call}: {name} has the shape {words} = {tuple(shape)} here, got {tuple(array.shape)}"
-        )
-    return array
-
-
-def check_devices(call: str, arrays: dict[str, ArrayView]) -> None:
-    """All arrays are on one device.
-
-    Raises:
-        ResourceError: they are not.
-    """
-    if len({array.device for array in arrays.values()}) > 1:
-        raise ResourceError(
-            f"{call}: all arrays are on one device, got "
-            + ", ".join(f"{name} on {array.device}" for name, array in arrays.items()),
-            hint="move them with .to(device)",
-        )
 
 
 def check_number(

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from .arch import ARCHS, DEFAULT_TARGET
+from .array_arguments import array_of, tile_of, view_of
 from .attention_call import is_short
 from .errors import DTypeError, LayoutError, ResourceError
 from .kernels.chunk_tasks import CHUNK
 from .operators import num_sms
 from .ready import Launch, remember
-from .runtime.arrays import ITEM_BYTES, ArrayView, allocator, check_address, tma_ok, view
+from .runtime.arrays import ITEM_BYTES, ArrayView, allocator, tma_ok, view
 
 HALVES = ("bf16", "f16")
 FEATURES = (32, 64, 96, 128, 192, 256)  # columns of tiles of features
@@ -37,22 +38,12 @@ IN_TURN = {64: (88, 136), 128: (112, 200)}
 def check(
     name: str, what: str, value: Any, shape: tuple[int, ...], dtypes: tuple[str, ...], axes: str
 ) -> ArrayView:
-    """The view of an array of that shape and one of those dtypes.
+    """`array_of` an array of a known shape.
 
     Raises:
-        LayoutError: another shape, or an address between elements. DTypeError: another dtype, or
-            no array.
+        LayoutError, DTypeError: as there.
     """
-    try:
-        array = view(value)
-    except DTypeError as error:
-        raise DTypeError(f"{name}: {what}: {error.message}", hint=error.hint) from None
-    if tuple(array.shape) != shape:
-        raise LayoutError(f"{name}: {what} is {axes} = {shape} here, got {tuple(array.shape)}")
-    if array.dtype not in dtypes:
-        raise DTypeError(f"{name}: {what} is {' or '.join(dtypes)}, got {array.dtype}")
-    check_address(name, what, array)
-    return array
+    return array_of(name, what, value, dtypes, shape, axes)
 
 
 def check_rates(name: str, value: Any, heads: int) -> None:
@@ -73,10 +64,7 @@ def check_rank(name: str, what: str, value: Any, axes: str) -> ArrayView:
     Raises:
         LayoutError: other axes. DTypeError: another dtype, or no array.
     """
-    try:
-        array = view(value)
-    except DTypeError as error:
-        raise DTypeError(f"{name}: {what}: {error.message}", hint=error.hint) from None
+    array = view_of(name, what, value)
     if len(array.shape) != 4:
         raise LayoutError(f"{name}: {what} is {axes}, got the shape {tuple(array.shape)}")
     if array.dtype not in HALVES:
@@ -102,13 +90,7 @@ def check_features(name: str, what: str, count: int) -> int:
     Raises:
         LayoutError: there is none.
     """
-    found = next((d for d in FEATURES if d >= count >= 1), None)
-    if found is None:
-        raise LayoutError(
-            f"{name}: {what} is 1 to {FEATURES[-1]}, computed in tiles of "
-            f"{', '.join(map(str, FEATURES))} columns, got {count}"
-        )
-    return found
+    return tile_of(name, what, count, FEATURES)
 
 
 def check_starts(name: str, starts: Any, batch: int, length: int) -> int:
@@ -139,19 +121,6 @@ def check_starts(name: str, starts: Any, batch: int, length: int) -> int:
                 f"{reprlib.repr(values.tolist())}"
             )
     return shape[0] - 1
-
-
-def check_devices(name: str, arrays: dict[str, Any]) -> None:
-    """Refuses arrays on several devices.
-
-    Raises:
-        ResourceError: they are.
-    """
-    views = {what: view(x) for what, x in arrays.items() if x is not None}
-    if len({x.device for x in views.values()}) > 1:
-        shown = ", ".join(f"{what} on {x.device}" for what, x in views.items())
-        raise ResourceError(f"{name}: arrays are on one device, got {shown}",
-                            hint="move them with .to(device)")  # fmt: skip
 
 
 def plan(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from .array_arguments import check_devices
 from .kernels.chunk_tasks import CHUNK
 from .kernels.gate_gradients import sum_gates
 from .kernels.norm import column_sums
@@ -15,7 +16,7 @@ from .linear_attention_call import turned
 from .operators import num_sms
 from .ready import Launch, again, key_of, present
 from .runtime.arrays import allocator, view
-from .scan_call import check, check_devices, run
+from .scan_call import check, run
 from .scan_segments import Segments, cut
 from .ssd_call import NO_LIMIT, Call, options_of
 
@@ -66,7 +67,7 @@ def _run(
     """Checks, allocates, launches."""
     sequences, groups = call.check()
     shape, size = tuple(view(call.x).shape), view(call.B).shape[3]
-    check(call.name, "dy", dy, shape, (view(call.x).dtype,), "x's shape")
+    check(call.name, "dy", dy, shape, (view(call.x).dtype,), "of x")
     states = (sequences, *shape[2:], size)
     if d_states is not None:
         axes = "sequences x heads x P x N"

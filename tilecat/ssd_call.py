@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from .array_arguments import check_devices
 from .errors import LayoutError
 from .kernels.ssd import ssd as kernel
 from .linear_attention_call import turned
@@ -13,7 +14,6 @@ from .ready import Launch, again, key_of
 from .runtime.arrays import view
 from .scan_call import (
     check,
-    check_devices,
     check_features,
     check_rank,
     check_rates,
@@ -145,7 +145,7 @@ class Call:
         skip = (heads, dim) if self.D is not None and len(view(self.D).shape) == 2 else (heads,)
         for what, value, extents, dtypes, axes in (
             ("D", self.D, skip, ("f32",), "[heads] or [heads, P]"),
-            ("z", self.z, tuple(array.shape), halves, "x's shape"),
+            ("z", self.z, tuple(array.shape), halves, "of x"),
             ("dt_bias", self.bias, (heads,), ("f32",), "[heads]"),
             ("initial_states", self.states, (sequences, heads, dim, size), ("f32",),
              "sequences x heads x P x N"),

@@ -14,6 +14,17 @@ CHUNK = 64  # tokens; rows of S^T a warpgroup, too
 WHOLE = 128  # features that a warpgroup holds as an operand at a time
 
 
+def flops_of(tokens: int, dim: int, columns: int, features: int | None = None) -> int:
+    """Of a scan: scores and their sums, and the state's two products.
+
+    Args:
+        tokens: times heads. dim: columns of Q and K. columns: of V.
+        features: rows of the state; None: as many as Q has columns.
+    """
+    rows = dim if features is None else features
+    return tokens * (2 * CHUNK * (dim + columns) + 4 * rows * columns)
+
+
 @dataclass(frozen=True, eq=False)
 class At:
     """Where a chunk lies: its first token in the tensors, tokens of it, its number."""

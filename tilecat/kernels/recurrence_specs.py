@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import LayoutError
-from .based import based
+from .based import DIM, FEATURES, based
+from .chunk_tasks import flops_of
 from .delta_rule import delta_rule
 from .hedgehog import hedgehog
 from .linear_attention import linear_attention
@@ -156,7 +157,7 @@ RECURRENCES: tuple[KernelSpec, ...] = (
         outputs=(3,),
         make=_make_linear,
         reference=linear_reference,
-        flops=lambda e: e["B"] * e["H"] * e["T"] * (256 * e["dim"] + 4 * e["dim"] ** 2),
+        flops=lambda e: flops_of(e["B"] * e["H"] * e["T"], e["dim"], e["dim"]),
         num_bytes=lambda e, item: e["B"] * e["H"] * e["T"] * (4 * item * e["dim"] + 4),
         shapes=tuple(
             _shape(f"D{d} B16 H16 N{t}", B=16, H=16, T=t, dim=d)
@@ -214,7 +215,7 @@ RECURRENCES: tuple[KernelSpec, ...] = (
         outputs=(3,),
         make=_make_based,
         reference=based_reference,
-        flops=lambda e: e["B"] * e["H"] * e["T"] * (128 * (16 + e["V"]) + 640 * e["V"]),
+        flops=lambda e: flops_of(e["B"] * e["H"] * e["T"], DIM, e["V"], FEATURES),
         num_bytes=lambda e, item: item * e["B"] * e["H"] * e["T"] * (32 + 2 * e["V"]),
         shapes=tuple(
             _shape(f"B16 H16 N{t}", B=16, H=16, T=t, V=64) for t in (1024, 4096, 16384)

@@ -17,6 +17,7 @@ from tilecat.sim.program import refuse
 
 if TYPE_CHECKING:
     from tilecat.sim.core import Machine
+    from tilecat.sim.tensor_operands import Operand
 
 OPERAND_BYTES = {"bf16": 2, "f16": 2, "tf32": 4, "e4m3": 1, "e5m2": 1, "s8": 1, "u8": 1}
 _K_BYTES = 32
@@ -88,20 +89,20 @@ def mn_major(start, leading, stride, swizzle: int, chunks: int, depth: int) -> n
     return start + chunk // width * leading + k // 8 * stride + inside
 
 
-def check_tile(machine: Machine, item: Instruction, descriptor: Descriptor, thread: int) -> None:
+def check_tile(
+    machine: Machine, item: Instruction, found: Descriptor | Operand,
+    what: str = "the matrix descriptor",
+) -> None:  # fmt: skip
     """A descriptor's footprint must stay in the tile it starts in, if a table names tiles."""
-    table = machine.reporter.table
-    if table is None:
-        return
-    base = machine.reporter.shared_base
-    tile = table.range_at(descriptor.start - base)
+    table, base = machine.reporter.table, machine.reporter.shared_base
+    tile = None if table is None else table.range_at(found.start - base)
     if tile is None:
         return
-    low, high = descriptor.first - base, descriptor.last - base
+    low, high = found.first - base, found.last - base
     if low < tile.start or high > tile.start + tile.num_bytes:
-        machine.report("bounds", item, f"the matrix descriptor starts in {tile} at byte "
-                       f"{descriptor.start - base - tile.start} and reads bytes {low - tile.start} "
-                       f"to {high - tile.start} of its {tile.num_bytes}")  # fmt: skip
+        machine.report("bounds", item, f"{what} starts in {tile} at byte "
+                       f"{found.start - base - tile.start} and reads bytes {low - tile.start} to "
+                       f"{high - tile.start} of its {tile.num_bytes}")  # fmt: skip
 
 
 def chunks_of(machine: Machine, descriptors: tuple[Descriptor, ...]):

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tilecat.sim.fibers import WARP, Fiber
+from tilecat.sim.operands import check_tile
 from tilecat.sim.parse import Instruction
 from tilecat.sim.table import Row
 from tilecat.sim.tensor_core import Issue, issue
 from tilecat.sim.tensor_memory import LANES, Operation, check_live, names, region, write
-from tilecat.sim.tensor_operands import Operand, check_tile, operand
+from tilecat.sim.tensor_operands import Operand, operand
 
 if TYPE_CHECKING:
     from tilecat.sim.core import Machine
@@ -77,7 +78,7 @@ def _copy(machine: Machine, fiber: Fiber, item: Instruction) -> None:
             machine.fault("tcgen05", item, f"tcgen05.cp begins at lane 0, got lane {lane}")
         bits = machine.value(item, item.args[1], thread, "u64")
         source = operand(machine, item, bits, "tcgen05.cp", rows=rows, k_bytes=num_bytes)
-        check_tile(machine, item, source, "tcgen05.cp")
+        check_tile(machine, item, source, "tcgen05.cp: the matrix descriptor")
         stream.core.queue.append(Copy(issued, column, source, _rows(item)))
         machine.stats[f"tcgen05.cp {item.mods[3]}"] += 1
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from tilecat.sim.bulk import as_slice
 from tilecat.sim.fibers import Fiber
+from tilecat.sim.operands import check_tile
 from tilecat.sim.parse import Instruction, Mem
 from tilecat.sim.table import Row
 from tilecat.sim.tensor_core import Issue, TensorCore, issue
@@ -28,7 +29,6 @@ from tilecat.sim.tensor_operands import (
     BITS,
     ITEM_BYTES,
     Operand,
-    check_tile,
     operand,
     refuse_packed,
     values_of,
@@ -132,7 +132,7 @@ def _a_operand(machine: Machine, item: Instruction, thread: int, form: Form, sha
         machine, item, bits, "A", rows=rows, k_bytes=shape.k_bytes(shape.a_type),
         transposed=shape.transposed[0], item_bytes=ITEM_BYTES[shape.a_type],
     )  # fmt: skip
-    check_tile(machine, item, found, "A")
+    check_tile(machine, item, found, "A: the matrix descriptor")
     return found
 
 
@@ -141,7 +141,7 @@ def _b_operand(machine: Machine, item: Instruction, thread: int, form: Form, sha
     found = operand(machine, item, bits, "B", rows=shape.n // form.group,
                     k_bytes=shape.k_bytes(shape.b_type), transposed=shape.transposed[1],
                     item_bytes=ITEM_BYTES[shape.b_type])  # fmt: skip
-    check_tile(machine, item, found, "B")
+    check_tile(machine, item, found, "B: the matrix descriptor")
     return found
 
 

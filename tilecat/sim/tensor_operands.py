@@ -170,20 +170,6 @@ def _mn_major_wide(fields: Fields, chunks: int, depth: int) -> np.ndarray:
     return place + k // 4 * fields.stride + k % 4 * 128
 
 
-def check_tile(machine: Machine, item: Instruction, found: Operand, what: str) -> None:
-    """A descriptor's footprint must stay in the tile it starts in, if a table names tiles."""
-    table = machine.reporter.table
-    base = machine.reporter.shared_base
-    tile = table.range_at(found.start - base) if table is not None else None
-    if tile is None:
-        return
-    low, high = found.first - base, found.last - base
-    if low < tile.start or high > tile.start + tile.num_bytes:
-        machine.report("bounds", item, f"{what}: the matrix descriptor starts in {tile} and reads "
-                       f"bytes {low - tile.start} to {high - tile.start} of its "
-                       f"{tile.num_bytes}")  # fmt: skip
-
-
 # ---- number formats
 def _small_float(exponent_bits: int, mantissa_bits: int) -> np.ndarray:
     """Values of a float without infinities and NaN, by code."""

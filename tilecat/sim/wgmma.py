@@ -200,7 +200,7 @@ def _descriptor(machine, item, operand, thread: int, transposed: bool, rows: int
     found = machine.cache.get(key)
     if found is None:
         found = machine.cache[key] = Descriptor.decode(machine, item, bits, transposed, rows, kind)
-    check_tile(machine, item, found, thread)
+    check_tile(machine, item, found)
     return found
 
 

@@ -8,8 +8,8 @@ from typing import Any
 from ..based_backward_call import based_backward
 from ..based_call import based
 from ..kernels.based import FEATURES
-from ..kernels.chunk_tasks import CHUNK
-from .library import absent, define, packed, scale_of, torch
+from ..kernels.chunk_tasks import flops_of
+from .library import absent, define, packed_gradients, scale_of, torch
 
 once_differentiable = torch.autograd.function.once_differentiable
 
@@ -78,11 +78,10 @@ class _Based(torch.autograd.Function):  # type: ignore[misc]
     @once_differentiable
     def backward(ctx: Any, do: Any, d_last: Any) -> tuple[Any, ...]:
         q, k, v, state = ctx.saved_tensors
-        d_last = None if d_last is None or not d_last.numel() else packed(d_last)
-        if do is None and d_last is None:
+        given = packed_gradients(do, d_last, v)
+        if given is None:
             return (None,) * 6
-        do = torch.zeros_like(v) if do is None else packed(do)
-        dq, dk, dv, first = _based_backward(do, q, k, v, state, d_last, *ctx.options)
+        dq, dk, dv, first = _based_backward(given[0], q, k, v, state, given[1], *ctx.options)
         return None, dq, dk, dv, None if state is None else first, None
 
 
@@ -91,8 +90,7 @@ def _differentiable(run: Any, q: Any, k: Any, v: Any, state: Any, *rest: Any) ->
 
 
 def _flops(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
-    """Of chunks of 64: scores and their sums, and the state's two products."""
-    return int(math.prod(v[:3]) * (2 * CHUNK * (q[3] + v[3]) + 4 * FEATURES * v[3]))
+    return flops_of(math.prod(v[:3]), q[3], v[3], FEATURES)
 
 
 def _backward_flops(_: Any, q: Any, k: Any, v: Any, *__: Any, **___: Any) -> int:

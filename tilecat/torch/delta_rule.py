@@ -11,10 +11,10 @@ from typing import Any
 
 from ..delta_rule_backward_call import gated_delta_rule_backward
 from ..delta_rule_call import delta_rule, gated_delta_rule
-from .library import absent, define, offsets, packed, scale_of, torch
+from ..kernels.chunk_tasks import CHUNK, flops_of
+from .library import absent, define, offsets, packed_gradients, scale_of, torch
 
 once_differentiable = torch.autograd.function.once_differentiable
-CHUNK = 64  # tokens
 
 
 def chunk_gated_delta_rule(
@@ -112,10 +112,10 @@ class _Delta(torch.autograd.Function):  # type: ignore[misc]
     @once_differentiable
     def backward(ctx: Any, do: Any, d_last: Any) -> tuple[Any, ...]:
         *tensors, starts = ctx.saved_tensors
-        if do is None and (d_last is None or not d_last.numel()):
+        given = packed_gradients(do, d_last, tensors[2])
+        if given is None:
             return (None,) * 11
-        do = torch.zeros_like(tensors[2]) if do is None else packed(do)
-        d_last = None if d_last is None or not d_last.numel() else packed(d_last)
+        do, d_last = given
         made = _delta_backward(do, *tensors, d_last, starts, *ctx.options)
         grads = (None if x is None else y for x, y in zip(tensors, made, strict=True))
         return (None, *grads, *(None,) * 4)
@@ -123,8 +123,7 @@ class _Delta(torch.autograd.Function):  # type: ignore[misc]
 
 def _delta_backward_flops(do: Any, q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
     """Of both scans of states, and of four of linear attention."""
-    one = 2 * CHUNK * (q[3] + v[3]) + 4 * q[3] * v[3]
-    return 2 * _delta_flops(q, k, v) + int(math.prod(v[:3]) * 4 * one)
+    return 2 * _delta_flops(q, k, v) + 4 * flops_of(math.prod(v[:3]), q[3], v[3])
 
 
 def _delta_flops(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:

@@ -163,6 +163,20 @@ def packed(grad: Any) -> Any:
     return grad if all(grad.stride()) else grad.contiguous()
 
 
+def packed_gradients(do: Any, d_last: Any, like: Any) -> tuple[Any, Any] | None:
+    """Those of an output and of a final state as kernels take them; None where there is neither.
+
+    Args:
+        do: of the output, or None: zeros.
+        d_last: of the final state, or None; empty where there was none.
+        like: of the output's shape and dtype.
+    """
+    d_last = None if d_last is None or not d_last.numel() else packed(d_last)
+    if do is None and d_last is None:
+        return None
+    return torch.zeros_like(like) if do is None else packed(do), d_last
+
+
 def _autocast(operator: Any, device: str, count: int | None) -> Callable[..., Any]:
     """The rule of torch's own products under autocast: floats become of its dtype."""
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from ..kernels.chunk_tasks import CHUNK, flops_of
 from ..linear_attention_backward_call import simple_gla_backward
 from ..linear_attention_call import lightning_decays, simple_gla
 from ..ssd_backward_call import ssd_backward
 from ..ssd_call import NO_LIMIT, ssd
-from .library import absent, define, offsets, packed, scale_of, torch
+from .library import absent, define, offsets, packed_gradients, scale_of, torch
 
 once_differentiable = torch.autograd.function.once_differentiable
 
@@ -182,10 +183,10 @@ class _Gla(torch.autograd.Function):  # type: ignore[misc]
     @once_differentiable
     def backward(ctx: Any, do: Any, d_last: Any) -> tuple[Any, ...]:
         q, k, v, g, state, gamma, starts = ctx.saved_tensors
-        if do is None and (d_last is None or not d_last.numel()):
+        given = packed_gradients(do, d_last, v)
+        if given is None:
             return (None,) * 8
-        do = torch.zeros_like(v) if do is None else packed(do)
-        d_last = None if d_last is None or not d_last.numel() else packed(d_last)
+        do, d_last = given
         wants = ctx.needs_input_grad[6]
         dq, dk, dv, dg, d_gamma, ds = _gla_backward(
             do, q, k, v, g, state, d_last, gamma, starts, ctx.scale, wants
@@ -203,8 +204,7 @@ def _differentiable(
 
 
 def _flops(q: Any, k: Any, v: Any, *_: Any, **__: Any) -> int:
-    """Of chunks of 64: scores and their sums, and the state's two products."""
-    return int(math.prod(q[:3]) * (2 * 64 * (q[3] + v[3]) + 4 * q[3] * v[3]))
+    return flops_of(math.prod(q[:3]), q[3], v[3])
 
 
 def _backward_flops(_: Any, q: Any, k: Any, v: Any, *__: Any, **___: Any) -> int:
@@ -270,11 +270,10 @@ class _Mamba(torch.autograd.Function):  # type: ignore[misc]
     @once_differentiable
     def backward(ctx: Any, dy: Any, d_states: Any) -> tuple[Any, ...]:
         tensors = ctx.saved_tensors
-        d_states = None if d_states is None or not d_states.numel() else packed(d_states)
-        if dy is None and d_states is None:
+        given = packed_gradients(dy, d_states, tensors[0])
+        if given is None:
             return (None,) * 16
-        dy = torch.zeros_like(tensors[0]) if dy is None else packed(dy)
-        made = _mamba_backward(dy, d_states, *tensors, *ctx.options)
+        made = _mamba_backward(*given, *tensors, *ctx.options)
         grads = (None if x is None else y for x, y in zip(tensors, made, strict=False))
         return (None, *grads, *(None,) * 6)
 
@@ -283,12 +282,13 @@ def _mamba_backward_flops(
     dy: Any, _: Any, x: Any, dt: Any, A: Any, B: Any, *__: Any, **___: Any
 ) -> int:
     """Of three scans, each of whose heads has scores of its own."""
-    return 3 * _flops((*dy[:3], B[3]), None, dy)
+    return 3 * flops_of(math.prod(dy[:3]), B[3], dy[3])
 
 
 def _mamba_flops(x: Any, dt: Any, A: Any, B: Any, *_: Any, **__: Any) -> int:
-    tokens = x[0] * x[1]
-    return int(tokens * (x[2] * (2 * 64 * x[3] + 4 * x[3] * B[3]) + 2 * 64 * B[2] * B[3]))
+    """Scores of groups are made once."""
+    whole = flops_of(math.prod(x[:3]), B[3], x[3])
+    return whole - 2 * CHUNK * math.prod(x[:2]) * (x[2] - B[2]) * B[3]
 
 
 _mamba = define(
