@@ -9,7 +9,13 @@ from .array_arguments import check_devices
 from .kernels.chunk_tasks import CHUNK
 from .kernels.gate_gradients import sum_gates
 from .kernels.norm import column_sums
-from .kernels.ssd_backward import ssd_gradients, ssd_operands, ssd_skip_gradients, sum_heads
+from .kernels.ssd_backward import (
+    TOKENS,
+    ssd_gradients,
+    ssd_operands,
+    ssd_step_gradients,
+    sum_heads,
+)
 from .linear_attention_backward_call import Backward, Shapes, beside
 from .linear_attention_call import Call as Linear
 from .linear_attention_call import turned
@@ -20,6 +26,7 @@ from .scan_call import check, run
 from .scan_segments import Segments, cut
 from .ssd_call import NO_LIMIT, Call, options_of
 
+TASKS = 8  # of kernels beside the scans an SM, at least, where sequences are long enough
 NAMES = ("dx", "ddt", "dA", "dB", "dC", "dD", "dz", "d_bias", "d_initial")  # of results
 
 
@@ -118,6 +125,9 @@ class _Backward:
         self.size = view(call.B).shape[3]
         length = 0 if call.starts is not None else self.length
         units, dims = self.batch * self.heads, (self.size, self.dim)
+        tasks = self.batch * self.heads * -(-self.dim // CHUNK)
+        cuts = max(1, min(-(-self.length // CHUNK), TASKS * num_sms(view(call.x).device) // tasks))
+        self.segment = -(-self.length // (cuts * CHUNK)) * CHUNK
         self.forward = Segments() if call.z is None else cut(call.x, units, *dims, length)
         self.scans = cut(call.x, units, self.size, max(dims), length)
 
@@ -126,17 +136,18 @@ class _Backward:
         call, dtype = self.call, str(view(self.call.x).dtype)
         x, rows = tuple(view(call.x).shape), ((self.batch, self.heads, self.length), "f32")
         each = (*x[:3], self.size)
+        dots = (-(-self.dim // CHUNK), *rows[0]), "f32"
+        sums = (*rows[0][:2], -(-self.length // TOKENS)), "f32"
         shapes: Shapes = {"values": (x, dtype), "gates": rows, "d_values": (x, dtype),
-                          "d_gates": rows, "d_rates": rows}  # fmt: skip
+                          "d_gates": rows, "d_rates": sums, "dots": dots}  # fmt: skip
         if self.groups != self.heads:
             shapes |= {"dB_heads": (each, dtype), "dC_heads": (each, dtype)}
         if call.bias is not None:
-            shapes["d_offsets"] = rows
+            shapes["d_offsets"] = sums
         if call.z is not None:
             shapes |= {"n": (x, dtype), "dn": (x, dtype)}
         if call.D is not None:
-            blocks = self.heads * -(-self.dim // CHUNK)
-            parts = max(1, min(self.batch * -(-self.length // CHUNK), self.sms // blocks))
+            parts = self.batch * -(-self.length // self.segment)
             shapes["d_skips"] = (parts, self.heads, self.dim), "f32"
         extents = (*x[:3], self.size, self.dim)
         shapes |= beside(extents, self.sequences, self.d_states is not None)
@@ -147,11 +158,6 @@ class _Backward:
                 shapes[f"{name}_fades"] = (rows_of, self.heads), "f32"
         return shapes
 
-    @property
-    def sms(self) -> int:
-        """Of the device."""
-        return num_sms(view(self.call.x).device)
-
     def launches(self, eased: bool) -> tuple[Launch, ...]:
         """In their order."""
         call, found = self.call, list[Launch]()
@@ -159,7 +165,7 @@ class _Backward:
             segments = self.holding("forward", self.forward)
             plain = replace(call, z=None)
             found += plain.launches(self.made["n"], None, self.groups, segments, eased)
-        return (*found, self.operands(), *self.linear(eased), self.gradients(), *self.sums())
+        return (*found, self.operands(), *self.linear(eased), *self.gradients(), *self.sums())
 
     def holding(self, name: str, segments: Segments) -> Segments:
         """With the memory of that name."""
@@ -178,15 +184,18 @@ class _Backward:
             "z": turned(call.z), "dy": turned(self.dy), "dn": turned(made["dn"]),
         }  # fmt: skip
         tensors = (turned(call.x), turned(call.dt), call.A, turned(made["values"]), made["gates"])
-        return self.launch(ssd_operands, tensors, more)
+        return self.launch(ssd_operands, tensors, (self.segment,), more)
 
-    def launch(self, kernel: Any, tensors: tuple[Any, ...], more: dict[str, Any]) -> Launch:
+    def launch(
+        self, kernel: Any, tensors: tuple[Any, ...], numbers: tuple[int, ...],
+        more: dict[str, Any],
+    ) -> Launch:  # fmt: skip
         """Of a kernel of steps."""
         call = self.call
         more = {"bias": call.bias, "sequences": call.seq_idx, **more}
         more = {name: x for name, x in more.items() if x is not None}
         params = {"softplus": call.softplus, "limits": call.limits, "names": tuple(more)}
-        return Launch(kernel, tensors, (*call.limit, *more.values()), params)
+        return Launch(kernel, tensors, (*numbers, *call.limit, *more.values()), params)
 
     def linear(self, eased: bool) -> tuple[Launch, ...]:
         """The gradients of `simple_gla(C, B, values, gates)`."""
@@ -206,19 +215,22 @@ class _Backward:
         segments = self.holding("scans", self.scans)
         return Backward(scan, self.d_inner, d_last, found, self.sequences, segments).launches(eased)
 
-    def gradients(self) -> Launch:
-        """dx, ddt, dz, and what each token adds to dA."""
+    def gradients(self) -> tuple[Launch, Launch]:
+        """dx, dz and parts of dD; ddt, and parts of dA and of the bias's gradient."""
         call, made = self.call, self.made
-        more = {"d_offsets": made.get("d_offsets")}
+        more: dict[str, Any] = {}
         if call.D is not None:
-            more |= {"D": call.D, "dn": turned(self.d_inner)}
+            more |= {"D": call.D, "dn": turned(self.d_inner), "d_skips": made["d_skips"]}
         if call.z is not None:
             others = {"z": call.z, "dy": self.dy, "n": made["n"], "dz": made["dz"]}
             more |= {name: turned(x) for name, x in others.items()}
-        tensors = (turned(call.x), turned(call.dt), call.A, turned(made["d_values"]),
-                   made["d_gates"], turned(made["dx"]), turned(made["ddt"]),
-                   made["d_rates"])  # fmt: skip
-        return self.launch(ssd_gradients, tensors, more)
+        dt = turned(call.dt), call.A
+        large = (turned(call.x), *dt, turned(made["d_values"]), turned(made["dx"]), made["dots"])
+        small = (*dt, made["dots"], made["d_gates"], turned(made["ddt"]), made["d_rates"])
+        return (
+            self.launch(ssd_gradients, large, (self.segment,), more),
+            self.launch(ssd_step_gradients, small, (), {"d_offsets": made.get("d_offsets")}),
+        )
 
     def sums(self) -> list[Launch]:
         """Over heads of a group, and over tokens."""
@@ -232,8 +244,6 @@ class _Backward:
             found.append(Launch(sum_gates, (made["d_offsets"], made["d_bias"]), (), {}))
         if call.D is not None:
             parts, total = made["d_skips"], made["dD"]
-            tensors = (turned(call.x), turned(self.d_inner), parts)
-            found.append(Launch(ssd_skip_gradients, tensors, (), {}))
             if len(view(total).shape) == 1:
                 found.append(Launch(sum_gates, (parts, total), (), {}))
             else:

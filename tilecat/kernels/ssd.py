@@ -71,7 +71,7 @@ class Ssd(Recurrence):
         dt = self.steps.of(dt)
         inside = tc.row_index(dt) < at.rows
         gates = tc.maximum(dt * self.rate, LEAST, nan=True)
-        gates = self.steps.going_on(gates, LEAST, task.batch, at.row, "plain")
+        gates = self.steps.going_on(gates, LEAST, task.batch, at.row)
         dt, gates = tc.select(inside, dt, 0.0), tc.select(inside, gates, 0.0)
         sums = tc.cumsum(gates)
         before, behind = tc.exp2(sums), tc.exp2(tc.reduce_vector("sum", gates) - sums)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tilecat as tc
-from tilecat import f32, rv, s32
-
-from .chunk_tasks import CHUNK
+from tilecat import f32, s32
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,16 +40,22 @@ class Steps:
             steps = tc.minimum(tc.maximum(steps, low, nan=True), high, nan=True)
         return steps
 
-    def going_on(self, x: Any, other: float, batch: Any, row: Any, axis: str) -> Any:
-        """A vector of a chunk's tokens, but `other` of those of another sequence than before them.
+    def going_on(self, x: Any, other: float, batch: Any, row: Any) -> Any:
+        """A vector of tokens, but `other` of those of another sequence than the token before.
 
         Args:
-            batch, row: where the chunk lies. axis: of the vector.
+            batch, row: where its first token lies.
         """
         if self.sequences is None:
             return x
-        mine, before = (
-            tc.load(self.sequences.at(batch, row - i), rv[s32, CHUNK, axis]) for i in (0, 1)
-        )
+        kind = replace(x.type, dtype=s32)
+        mine, before = (tc.load(self.sequences.at(batch, row - i), kind) for i in (0, 1))
         before = tc.select(tc.row_index(x) + row > 0, before, mine)
         return tc.select(before == mine, x, other)
+
+    def back(self, x: Any, dt: Any) -> Any:
+        """The gradient of dt with the bias, from that of the steps."""
+        if self.limits is not None:
+            (low, high), plain = self.limits, tc.softplus(dt) if self.softplus else dt
+            x = tc.select(plain < low, 0.0, tc.select(plain > high, 0.0, x))
+        return x * tc.sigmoid(dt) if self.softplus else x
