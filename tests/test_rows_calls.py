@@ -244,6 +244,31 @@ def test_logits_that_are_masked_and_logits_that_are_large():
     np.testing.assert_allclose(dx, grad, atol=2e-6)
 
 
+@pytest.mark.parametrize(("width", "dtype", "config"), [
+    (3000, BF16, {"cluster": 1, "chunks": 2, "stages": 6, "keep": True}),
+    (5000, BF16, {"cluster": 4, "chunks": 1, "stages": 2, "keep": True}),
+    (3000, np.float32, {"cluster": 2, "chunks": 2, "stages": 3, "keep": True}),
+    (5000, F16, {"cluster": 2, "chunks": 3, "stages": 4}),
+    (5000, BF16, {"cluster": 1, "chunks": 5, "stages": 3, "gradient": False}),
+    (5000, BF16, {"cluster": 1, "chunks": 5, "stages": 3, "forward": False}),
+])  # fmt: skip
+def test_schedules_of_cross_entropy(width: int, dtype: Any, config: dict[str, Any]):
+    x, target = randn(5, width, dtype=dtype), np.array([0, width - 1, -100, width - 2, 700])
+    x[1, : width // 2] = x[2, 5:] = -np.inf  # all of some warps' chunks
+    x[3] = x[1].astype(np.float32) - 400
+    exact, grad = losses(x, target, 0.0, 1e-3)
+    got, loss, lse = np.full_like(x, np.nan), *(np.full(5, np.nan, np.float32) for _ in range(2))
+    if not config.get("forward", True):
+        lse[:] = np.log(np.exp(x.astype(float)).sum(1))
+    cross_entropy(x, got, target.view(np.int32).reshape(5, 2), loss, lse, np.ones(1, np.float32),
+                  -100, 0.0, 1e-3, V=width, W=2, z=True, warps=4, blocks=1, piece=256,
+                  **config)  # fmt: skip
+    if config.get("forward", True):
+        np.testing.assert_allclose(loss, exact, rtol=1e-6, atol=4e-6)
+    if config.get("gradient", True):
+        close(got, grad)
+
+
 @pytest.mark.parametrize(("change", "message"), [
     ({"target": np.zeros(4, np.int64)}, "target has the shape of x without V"),
     ({"reduction": "max"}, "reduction is mean, sum, none, got 'max'"),

@@ -17,10 +17,11 @@ from .runtime.arrays import ITEM_BYTES, ArrayView, empty, view
 
 REDUCTIONS = ("mean", "sum", "none")
 PART_BYTES = 80 << 10  # of a row in a CTA's registers
-SHORT_BYTES = 72 << 10  # rows up to which several CTAs share an SM
 SHARED_BYTES = 227 << 10  # of a CTA (CUDA programming guide, compute capability 9.0)
 MEETING_BYTES = 4 << 10  # of it for mbarriers and what warps tell one another, at most
 WARPS = 16
+KEPT = 2048  # logits of a warp whose powers stay in registers: 64 of a thread's 128
+REGISTERS = 64 << 10  # of an SM (CUDA programming guide, compute capability 9.0)
 _fitting: dict[Any, int] = {}
 
 
@@ -163,17 +164,17 @@ def forward(
         grad = x
     elif grad is None:
         grad = empty(x, tuple(array.shape), array.dtype)
-    if factor is None:
-        factor = empty(x, (1,), "f32")
-        factor[...] = 1.0
     if count:
         rows, out = _rows(x, count, width), None
         out = rows if grad is x else grad.reshape(count, width)
         words = labels_of(target, count, labels.dtype)
         fixed = {"V": width, "W": words.shape[1], "forward": not known, "gradient": wanted,
-                 "smooth": loss.smoothing > 0, "z": loss.z_loss > 0}  # fmt: skip
+                 "smooth": loss.smoothing > 0, "z": loss.z_loss > 0,
+                 "scaled": factor is not None}  # fmt: skip
+        factor = empty(x, (0,), "f32") if factor is None else factor
+        tried = configs(width, view(rows), both=wanted and not known)
         first_that_fits(
-            kernel, _fitting, (array.dtype, *fixed.values()), configs(width, view(rows)),
+            kernel, _fitting, (array.dtype, *fixed.values(), "staged" in tried[0]), tried,
             lambda config: kernel(rows, out, words, losses, lse, factor, loss.ignored,
                                   loss.smoothing, loss.z_loss, **fixed, **config),
         )  # fmt: skip
@@ -189,10 +190,17 @@ def scale_gradient(grad: Any, factor: Any) -> Any:
     return grad
 
 
-def configs(width: int, x: ArrayView) -> list[dict[str, Any]]:
-    """Configurations, the fastest first: as few CTAs in a cluster as hold a row.
+def configs(width: int, x: ArrayView, *, both: bool) -> list[dict[str, Any]]:
+    """Configurations, the fastest first.
 
-    In shared memory if bulk copies reach it, else in registers.
+    A row that bulk copies reach is read once: the powers of one of up to 32,768 logits stay in a
+    CTA's registers, a longer one in the shared memory of as few CTAs as hold it. Losses or
+    gradients alone need nothing of a row again. What bulk copies do not reach lies in registers.
+
+    Args:
+        width: V.
+        x: the logits, as rows.
+        both: losses and gradients.
     """
     item = ITEM_BYTES[x.dtype]
     reached = x.strides[1] == 1 and not any(n % 16 for n in (x.ptr, x.strides[0] * item,
@@ -201,29 +209,47 @@ def configs(width: int, x: ArrayView) -> list[dict[str, Any]]:
         cluster = next((c for c in (1, 2, 4) if width * item <= PART_BYTES * c), 8)
         return [{"warps": WARPS, "cluster": c, "blocks": 1, "staged": False}
                 for c in sorted({cluster, 8})]  # fmt: skip
-    if width * item <= SHORT_BYTES:
-        return _short_configs(width, item)
-    for cluster in (1, 2, 4, 8):
-        part = -(-width // (WARPS * cluster))
-        piece = 2 * PIECE if -part % (2 * PIECE) <= 0.1 * part else PIECE
-        pieces = -(-part // piece)
-        if WARPS * pieces * piece * item + MEETING_BYTES <= SHARED_BYTES:
+    if width <= KEPT * WARPS:
+        return _kept_configs(width, item, both)
+    return [_whole_config(width, item) if both else _stream_config(width, item)]
+
+
+def _kept_configs(width: int, item: int, both: bool) -> list[dict[str, Any]]:
+    """Powers in registers, up to 64 of a thread, which needs some 48 more."""
+    warps = next(n for n in (4, 8, WARPS) if width <= KEPT * n)
+    pieces = -(-width // (warps * PIECE))
+    chunks = 2 if pieces % 2 == 0 and warps == WARPS else 1
+    most = min(REGISTERS // (32 * warps * (8 * pieces + 48)), 32 // warps)
+    found = []
+    for blocks in sorted({most, -(-most // 2), 1}, reverse=True):
+        room = SHARED_BYTES // blocks - MEETING_BYTES
+        stages = min(room // (warps * pieces // chunks * PIECE * item), 2 * chunks)
+        found.append({"warps": warps, "cluster": 1, "blocks": blocks, "piece": PIECE,
+                      "chunks": chunks, "stages": max(stages, 1), "keep": both})  # fmt: skip
+    return found
+
+
+def _whole_config(width: int, item: int) -> dict[str, Any]:
+    """Rows that are whole in shared memory, and some of the next."""
+    for cluster, pieces in ((1, 4), (2, 4), (4, 4), (8, 4), (8, 1)):
+        chunks = -(-width // (WARPS * cluster * pieces * PIECE))
+        stages = _stages(WARPS, pieces, item)
+        if chunks <= stages:
             break
-    held = {"warps": WARPS, "cluster": cluster, "blocks": 1}
-    chunks, stages = pieces // 2, (SHARED_BYTES - MEETING_BYTES) // (WARPS * 2 * piece * item)
-    if pieces % 2 == 0 and stages >= 1.5 * chunks:  # 1.5 % faster for 128,256 logits
-        held |= {"chunks": chunks, "stages": min(stages, 2 * chunks)}
-        return [{**held, "piece": piece}]
-    return [{**held, "piece": n} for n in sorted({piece, PIECE}, reverse=True)]
+    return {"warps": WARPS, "cluster": cluster, "blocks": 1, "piece": min(pieces, 2) * PIECE,
+            "chunks": chunks, "stages": min(stages, 2 * chunks)}  # fmt: skip
 
 
-def _short_configs(width: int, item: int) -> list[dict[str, Any]]:
-    """Rows of which each CTA has one, several CTAs an SM."""
+def _stream_config(width: int, item: int) -> dict[str, Any]:
+    """Rows that are read once, some chunks of a warp ahead; two CTAs an SM."""
     warps = WARPS // 2
-    held = -(-width // (warps * PIECE)) * warps * PIECE * item
-    blocks = max(1, min(5, SHARED_BYTES // (held + 3072)))
-    return [{"warps": warps, "cluster": 1, "blocks": n}
-            for n in sorted({blocks, max(blocks // 2, 1), 1}, reverse=True)]  # fmt: skip
+    return {"warps": warps, "cluster": 1, "blocks": 2, "piece": 2 * PIECE,
+            "chunks": -(-width // (warps * 4 * PIECE)), "stages": _stages(WARPS, 4, item)}
+
+
+def _stages(warps: int, pieces: int, item: int) -> int:
+    """Chunks of so many pieces that each of an SM's warps has shared memory for."""
+    return (SHARED_BYTES - 2 * MEETING_BYTES) // (warps * pieces * PIECE * item)
 
 
 def labels_of(target: Any, count: int, dtype: str) -> Any:

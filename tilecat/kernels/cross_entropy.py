@@ -6,6 +6,7 @@ is read once. Its largest logit, the sum of exponentials and then the gradient a
 
 from __future__ import annotations
 
+import functools
 import math
 
 import tilecat as tc
@@ -19,34 +20,34 @@ FILLS = (float("-inf"), 0.0, 0.0, 0.0)  # of what warps tell one another
 
 
 class Row:
-    """The pieces of a row: each warp of the cluster has `count` of them, side by side.
+    """The chunks of a row: each warp of the cluster has `chunks` of them, side by side.
 
     Args:
         rows: the template.
         X: logits.
         V: logits of a row.
-        warps: of a CTA.
-        piece: logits of a warp that are computed with at a time.
+        piece: logits of a warp in a vector.
+        chunks: of a warp's part, each of pieces that are in registers together.
+        keep: the powers of a row stay in registers, and it leaves shared memory when it is read.
+        again: a row in shared memory is read again, for its gradient.
         staged: whether rows lie in shared memory.
     """
 
-    def __init__(self, rows, X, V, piece, staged, chunks):
+    def __init__(self, rows, X, V, piece, chunks, *, keep, again, staged):
         self.X, self.rows, self.V, self.piece = X, rows, V, piece
         self.chunks, self.count = chunks, -(-V // (rows.parts * chunks * piece))  # pieces of each
+        self.keep, self.again, self.wide = keep, again, self.count * piece  # logits of a chunk
         self.kind = rv[X.dtype, piece, "plain", RUN]
-        room = sv[X.dtype, self.count * piece]
+        room = sv[X.dtype, self.wide]
         self.input = rows.input(room, fill=float("-inf"), chunks=chunks) if staged else None
 
     def load(self, row):
         """In the load hole: registers, or nothing where bulk copies bring the row."""
         if self.input is None:
-            return tuple(
-                tc.load(self.X[row, self.number(i)], self.kind, fill=float("-inf"))
-                for i in range(self.count)
-            )
-        held = self.count * self.piece
-        chunk = self.rows.part * self.chunks + self.input.chunk
-        place, (whole, rest) = self.X.at(row, chunk * held), divmod(self.V, held)
+            return tuple(tc.load(self.X[row, place], self.kind, fill=float("-inf"))
+                         for place in self.places(0))  # fmt: skip
+        chunk, (whole, rest) = self.number(self.input.chunk), divmod(self.V, self.wide)
+        place = self.X.at(row, chunk * self.wide)
         with tc.when(chunk < whole):
             self.input.load(place)
         if whole < self.rows.parts * self.chunks:
@@ -56,26 +57,37 @@ class Row:
                 self.input.load(place, 0)
         return None
 
-    def number(self, i):
-        """Number in the row of this warp's i-th piece."""
-        return self.rows.part * self.chunks * self.count + i
+    def number(self, chunk):
+        """Number in the row of this warp's chunk."""
+        return self.rows.part * self.chunks + chunk
 
-    def pieces(self, held, last=False):
-        """This warp's pieces and their numbers in the row: from registers, or shared memory.
+    def places(self, chunk):
+        """Numbers in the row of the pieces of this warp's chunk."""
+        return [self.number(chunk) * self.count + i for i in range(self.count)]
+
+    def read(self, loaded, last):
+        """This warp's chunks and their pieces: from registers, or shared memory.
 
         What lies beyond the row is -inf. last: the row is not read again.
         """
-        if held:
-            yield from ((self.number(i), x) for i, x in enumerate(held))
+        if self.input is None:
+            yield 0, loaded
             return
-        for chunk in self.input.parts(last=last):
-            for i in (range if self.chunks > 1 and self.count <= 4 else tc.range)(self.count):
-                place = self.number(chunk * self.count + i)
-                yield place, tc.load(self.input.vector.part(i, self.count), self.kind)
+        for chunk in self.input.parts(last=last, unroll=self.keep):
+            parts = (self.input.vector.part(i, self.count) for i in range(self.count))
+            yield chunk, [tc.load(part, self.kind) for part in parts]
+
+    def has(self, label, chunk):
+        """Condition: the label is in this warp's chunk."""
+        return label // self.wide == self.number(chunk)
 
     def hot(self, x, label, place):
         """Conditions: an element of a piece is the label's."""
         return tc.col_index(x) == label - place * self.piece
+
+    def inside(self, x, place):
+        """Conditions: elements of a piece are in the row."""
+        return tc.col_index(x) + place * self.piece < self.V
 
     def power(self, x, base):
         """`exp(x - base)`; of 16-bit logits in one product, whose error is below their own."""
@@ -83,27 +95,34 @@ class Row:
             return tc.exp2((x - base) * LOG2E)
         return tc.exp2(tc.fma(x, LOG2E, base * -LOG2E))
 
-    def sums(self, held, label, smooth):
+    def sums(self, loaded, label, smooth):
         """This warp's largest logit, its sum of powers, the label's logit, and the sum if `smooth`.
 
-        Powers are those of logits less the warp's own largest.
+        Powers are those of logits less the largest so far: no warp waits for another, and each
+        reads its logits once. Also, to keep, each chunk's powers and what was largest then.
         """
-        largest = tc.full(self.kind, float("-inf"))
-        for _, x in self.pieces(held):
-            tc.maximum(largest, x, out=largest)
-        top = tc.reduce_vector("max", tc.cast(largest, f32))
-        base = tc.select(top == -math.inf, 0.0, top)
-        wide = rv[f32, self.piece, "plain", RUN]
-        total, every, logit = tc.zeros(wide), tc.zeros(wide), tc.var(0.0)
-        for place, x in self.pieces(held):
-            x = tc.cast(x, f32)
-            total += self.power(x, base)
-            with tc.when(label // self.piece == place):
-                logit.set(tc.reduce_vector("sum", tc.select(self.hot(x, label, place), x, 0.0)))
+        logit, every, kept = tc.var(0.0), tc.var(0.0), []
+        top, total = tc.var(-math.inf), tc.zeros(rv[f32, self.piece, "plain", RUN])
+        for chunk, raw in self.read(loaded, last=self.keep or not self.again):
+            own = tc.reduce_vector("max", tc.cast(functools.reduce(tc.maximum, raw), f32))
+            xs, places = [tc.cast(x, f32) for x in raw], self.places(chunk)
+            with tc.when(self.has(label, chunk)):
+                found = [tc.select(self.hot(x, label, place), x, 0.0)
+                         for x, place in zip(xs, places, strict=True)]  # fmt: skip
+                logit.set(tc.reduce_vector("sum", sum(found[1:], found[0])))
             if smooth:
-                every += tc.select(tc.col_index(x) + place * self.piece < self.V, x, 0.0)
-        sums = [tc.reduce_vector("sum", v) for v in (total, every)[: 1 + smooth]]
-        return top, sums[0], logit.get(), *sums[1:]
+                whole = [tc.select(self.inside(x, place), x, 0.0)
+                         for x, place in zip(xs, places, strict=True)]  # fmt: skip
+                every += tc.reduce_vector("sum", sum(whole[1:], whole[0]))
+            new = tc.maximum(top.get(), own)
+            base = tc.select(new == -math.inf, 0.0, new)
+            powers = [self.power(x, base) for x in xs]
+            tc.fma(total, tc.exp2((top.get() - base) * LOG2E), sum(powers[1:], powers[0]),
+                   out=total)  # fmt: skip
+            top.set(new)
+            kept += [(new, powers)] * self.keep
+        sums = top.get(), tc.reduce_vector("sum", total), logit.get()
+        return (*sums, every.get())[: 3 + smooth], kept
 
     @staticmethod
     def together(tops, totals, *others):
@@ -114,14 +133,25 @@ class Row:
         lse = base + tc.log(total, accurate=True)
         return lse, *(tc.reduce_vector("sum", v) for v in others)
 
-    def store_gradient(self, G, row, held, label, lse, scale, hot, flat):
+    def gradients(self, loaded, kept, lse):
+        """Each of this warp's chunks, and `exp(x - lse)` of its pieces."""
+        for chunk, (top, powers) in enumerate(kept):
+            factor = tc.exp2((top - lse) * LOG2E)
+            yield chunk, [power * factor for power in powers]
+        if not self.keep:
+            for chunk, raw in self.read(loaded, last=True):
+                yield chunk, [self.power(tc.cast(x, f32), lse) for x in raw]
+
+    def store_gradient(self, G, row, gradients, label, scale, hot, flat):
         """`G = softmax scale - flat`, less `hot` at the label."""
-        for place, x in self.pieces(held, last=True):
-            g = self.power(tc.cast(x, f32), lse) * scale
-            g = g if flat is None else g - flat
-            with tc.when(label // self.piece == place):
-                tc.copy(g, tc.select(self.hot(g, label, place), g - hot, g))
-            tc.store(G[row, place], g)
+        for chunk, powers in gradients:
+            places = self.places(chunk)
+            g = [power * scale if flat is None else power * scale - flat for power in powers]
+            with tc.when(self.has(label, chunk)):
+                for x, place in zip(g, places, strict=True):
+                    tc.copy(x, tc.select(self.hot(x, label, place), x - hot, x))
+            for x, place in zip(g, places, strict=True):
+                tc.store(G[row, place], x)
 
 
 def label_of(target, row, words, V, ignored):
@@ -143,8 +173,8 @@ def loss_of(lse, logit, every, V, smoothing):
 def cross_entropy(X: inout[T, "M", "V"], G: inout[T, "M", "V"], TARGET: gl[s32, "M", "W"],
                   LOSS: gl[f32, "M"], LSE: inout[f32, "M"], FACTOR: gl[f32, "F"], ignored: s32,
                   smoothing: f32, z_loss: f32, *, V, W, forward=True, gradient=True, smooth=False,
-                  z=False, warps=8, cluster=4, blocks=3, piece=PIECE, staged=True,
-                  stages=1, chunks=1, behind=False):  # fmt: skip
+                  z=False, warps=8, cluster=4, blocks=3, piece=PIECE, staged=True, stages=None,
+                  chunks=1, keep=False, scaled=True):  # fmt: skip
     """LOSS = LSE - (1 - smoothing) X[label] - smoothing mean(X) + z_loss LSE^2; G = FACTOR dX.
 
     Args:
@@ -152,28 +182,29 @@ def cross_entropy(X: inout[T, "M", "V"], G: inout[T, "M", "V"], TARGET: gl[s32, 
         TARGET: labels, s32 (W = 1) or the two halves of s64 (W = 2). Rows of label `ignored` have
             loss and gradient 0; those of one outside the vocabulary NaN.
         LOSS, LSE: of each row; LSE is read, not written, unless `forward`.
-        FACTOR: of each row, or one of all.
+        FACTOR: of each row, or one of all; not looked at unless `scaled`.
         ignored, smoothing, z_loss: the last two are not looked at unless `smooth`, `z`.
         V: logits of a row. forward, gradient: what is made.
         warps, cluster, blocks, stages: of `tc.rows`; rows in shared memory if `staged`.
-        piece: logits that a warp computes with at a time.
-        chunks: that a warp's part of a row in shared memory is loaded in.
-        behind: whether gradients are made behind the sums of the next row, which needs two rows in
-            shared memory.
+        piece, chunks, keep: see `Row`.
     """
     rows = tc.rows(X.rows, warps=warps, shared_by="cta", cluster=cluster, blocks_per_sm=blocks,
                    ahead=0, stages=stages)  # fmt: skip
-    whole = Row(rows, X, V, piece, staged, chunks)
+    whole = Row(rows, X, V, piece, chunks, keep=keep, again=forward and gradient, staged=staged)
     rows.load(lambda row: whole.load(row))
 
-    lags, fills = forward and behind, FILLS[: 3 + smooth]
-
-    def finish(row, held, met):
+    @rows.compute
+    def _(row, *loaded):
         label, skipped, inside = label_of(TARGET, row, W, V, ignored)
-        if gradient:
-            factor = tc.load(FACTOR[tc.minimum(row, FACTOR.size(0) - 1)], f32)
+        kept = ()
         if forward:
-            lse, logit, *every = whole.together(*met)
+            sums, kept = whole.sums(loaded, label, smooth)
+            rows.send(*sums)
+        if gradient:
+            of_row = FACTOR[tc.minimum(row, FACTOR.size(0) - 1)]
+            factor = tc.load(of_row, f32) if scaled else 1.0
+        if forward:
+            lse, logit, *every = whole.together(*rows.receive(*FILLS[: 3 + smooth]))
             loss = loss_of(lse, logit, every, V, smoothing)
             loss = loss + z_loss * lse * lse if z else loss
             loss = tc.select(inside, loss, float("nan"))
@@ -187,17 +218,8 @@ def cross_entropy(X: inout[T, "M", "V"], G: inout[T, "M", "V"], TARGET: gl[s32, 
             scale = factor * (1.0 + 2.0 * z_loss * lse) if z else factor
             hot = factor * (1.0 - smoothing) if smooth else factor
             flat = factor * smoothing * (1.0 / V) if smooth else None
-            whole.store_gradient(G, row, held, label, lse, scale, hot, flat)
-
-    @rows.compute
-    def _(row, *held):
-        if forward:
-            rows.send(*whole.sums(held, label_of(TARGET, row, W, V, ignored)[0], smooth))
-        if not lags:
-            finish(row, held, rows.receive(*fills) if forward else ())
-
-    if lags:
-        rows.behind(lambda row: finish(row, (), rows.receive(*fills)))
+            whole.store_gradient(G, row, whole.gradients(loaded, kept, lse), label, scale, hot,
+                                 flat)  # fmt: skip
 
 
 @tc.kernel

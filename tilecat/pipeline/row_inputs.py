@@ -64,18 +64,28 @@ class RowInput:
         """Number of its tile and mbarrier."""
         return warp_id() * self.stages + self.stage
 
-    def parts(self, *, last: bool = False) -> Iterator[Any]:
+    def parts(self, *, last: bool = False, unroll: bool = False) -> Iterator[Any]:
         """The numbers of a part's chunks, in a run-time loop: `vector` is the current one.
 
         The first loop over a row waits for each chunk.
 
         Args:
             last: a chunk is not read behind the body: one to come is loaded there.
+            unroll: the loop is Python's, so that what a body makes may stay in registers.
+
+        Raises:
+            LayoutError: a loop that is not the last, of rows that are not in shared memory whole.
 
         Scope: compute; `for chunk in x.parts():`.
         """
+        if not last and self.stages < self.chunks:
+            raise LayoutError(
+                f"x.parts: rows of more chunks than stages are read once, got last={last}, "
+                f"chunks={self.chunks}, stages={self.stages}",
+                hint=f"last=True, or tc.rows(..., stages={self.chunks})",
+            )
         waited, self.freed = self.waited, self.freed or last
-        for chunk in (0,) if self.chunks == 1 else range_(self.chunks):
+        for chunk in range(self.chunks) if unroll or self.chunks == 1 else range_(self.chunks):
             number = self.turn * self.chunks + chunk
             self.chunk, self.stage = chunk, number % self.stages
             if not waited:
@@ -125,10 +135,10 @@ class Staging:
     """All inputs of a kernel: what is loaded when, and what is waited for.
 
     Args:
-        stages: chunks of each input that a warp has in shared memory, at least those of a row.
+        stages: chunks of each input that a warp has in shared memory; None: those of a row.
     """
 
-    def __init__(self, stages: int):
+    def __init__(self, stages: int | None):
         self.stages = stages
         self.inputs: list[RowInput] = []
 
@@ -149,8 +159,7 @@ class Staging:
                 f"rows.input: rows in chunks are of one input, got {len(self.inputs) + 1} inputs",
                 hint="chunks=1",
             )
-        stages = max(self.stages, chunks)
-        self.inputs.append(RowInput(kind, chunks, stages, fill, *more))
+        self.inputs.append(RowInput(kind, chunks, self.stages or chunks, fill, *more))
         return self.inputs[-1]
 
     def begin(self, turn: Any, *, waited: bool = False) -> None:

@@ -56,13 +56,13 @@ class Rows:
         cluster: CTAs that share a row; above 1, `tc.cluster` is asked for here.
         ahead: rows that are loaded before they are needed, 1 or 0: a row that takes most registers
             is loaded while other CTAs of the SM compute.
-        stages: chunks of rows that a warp has in shared memory at once, of `rows.input`; at least
-            those of one row.
+        stages: chunks of rows that a warp has in shared memory at once, of `rows.input`; None:
+            those of one row. Of fewer, rows are read once.
     """
 
     def __init__(
         self, count: Any, *, warps: int = 4, blocks_per_sm: int = 1, shared_by: str = "warp",
-        cluster: int = 1, ahead: int = 1, stages: int = 1,
+        cluster: int = 1, ahead: int = 1, stages: int | None = None,
     ):  # fmt: skip
         self.builder: Builder = current()
         self.loc: Loc | None = self.builder.loc()
@@ -76,7 +76,8 @@ class Rows:
         check_int("rows: blocks_per_sm", blocks_per_sm, 1, 16, self.loc)
         check_int("rows: cluster", cluster, 1, MAX_CLUSTER, self.loc)
         check_int("rows: ahead", ahead, 0, 1, self.loc)
-        check_int("rows: stages", stages, 1, 64, self.loc)
+        if stages is not None:
+            check_int("rows: stages", stages, 1, 64, self.loc)
         if shared_by not in ("warp", "cta"):
             raise LayoutError(
                 f'rows: a row is shared by "warp" or "cta", got {shared_by=}', loc=self.loc,
@@ -262,10 +263,12 @@ class Rows:
 
     def _rows(self) -> None:
         first, stride = self._span()
+        self.turn = self.now = var(0)
+        if self.staging.inputs:
+            self._load_first(first, stride)
         if self.cluster > 1:
             cluster_sync()  # the others must be there to be written to
         started = self._registers("start", self.holes.call("rows_start"))
-        self.turn = self.now = var(0)
         if self.staging.inputs:
             self._staged(first, stride, started)
         elif self.ahead == 0:
@@ -306,10 +309,8 @@ class Rows:
         )  # fmt: skip
 
     def _staged(self, first: Any, stride: Any, started: tuple[Registers, ...]) -> None:
-        """Rows in shared memory: each warp loads its part ahead, waits, computes, loads again."""
-        staging, given = self.staging, self.staging.inputs[0]
-        for stage in range_(given.stages) if given.stages > 2 else range(given.stages):
-            self._load_chunk(first + stage // given.chunks * stride, stage, stage % given.chunks)
+        """Rows in shared memory: each warp waits for its part, computes, loads again."""
+        staging = self.staging
         if "rows_behind" not in self.holes:
             for row in range_(first, self.count, stride):
                 staging.begin(self.turn)
@@ -325,6 +326,12 @@ class Rows:
                 staging.begin(self.turn - 1, waited=True)
                 self._half("behind", row - stride, stride, started)
             self.turn += 1
+
+    def _load_first(self, first: Any, stride: Any) -> None:
+        """Each warp loads its part of the first rows."""
+        given = self.staging.inputs[0]
+        for stage in range_(given.stages) if given.stages > 2 else range(given.stages):
+            self._load_chunk(first + stage // given.chunks * stride, stage, stage % given.chunks)
 
     def _half(self, hole: str, row: Any, stride: Any, started: tuple[Registers, ...]) -> None:
         """The hole that reads a row for the last time, and gives its chunks back."""
@@ -375,7 +382,7 @@ class Rows:
 
 def rows(
     count: Any, *, warps: int = 4, blocks_per_sm: int = 1, shared_by: str = "warp",
-    cluster: int = 1, ahead: int = 1, stages: int = 1,
+    cluster: int = 1, ahead: int = 1, stages: int | None = None,
 ) -> Rows:  # fmt: skip
     """A streaming template (see `Rows`), on a persistent grid.
 
