@@ -58,6 +58,7 @@ def test_rows_that_are_read_once(stages: int, unroll: bool):
 
 
 def test_rows_of_few_stages_are_read_once():
-    fails(lambda: read_once.compile(D=3072, stages=2, last=False), LayoutError,
-          "x.parts: rows of more chunks than stages are read once, got last=False, chunks=3, "
-          "stages=2", at="for chunk in x.parts(", hint="last=True, or tc.rows(..., stages=3)")  # fmt: skip
+    got = "last=False, chunks=3, stages=2"
+    said = f"x.parts: rows of more chunks than stages are read once, got {got}"
+    fails(lambda: read_once.compile(D=3072, stages=2, last=False), LayoutError, said,
+          at="for chunk in x.parts(", hint="last=True, or tc.rows(..., stages=3)")  # fmt: skip

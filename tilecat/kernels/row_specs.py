@@ -151,9 +151,10 @@ ROWS: tuple[KernelSpec, ...] = (
         shapes=(_rows_shape(8192, V=32000), _rows_shape(8192, V=128256)),
         small=(("M", 5), ("V", 4096)),
         configs=(
-            Config("V4096", (("V", 4096), *LABELS, ("warps", 8), ("cluster", 1))),
+            Config("V4096", (("V", 4096), *LABELS, ("warps", 4), ("cluster", 1), ("blocks", 6),
+                             ("stages", 2), ("keep", True))),
             Config("V32000", (("V", 32000), *LABELS, ("warps", 16), ("cluster", 1), ("blocks", 1),
-                              ("piece", 512), ("chunks", 2), ("stages", 6))),
+                              ("chunks", 2), ("stages", 4), ("keep", True))),
             Config("V128256", (("V", 128256), *LABELS, ("warps", 16), ("cluster", 2), ("blocks", 1),
                                ("piece", 512), ("chunks", 4), ("stages", 6))),
         ),
