@@ -1,10 +1,34 @@
-"""Linear recurrences token by token, in float64."""
+"""Linear recurrences token by token, in float64; and what tests of their calls share."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+import pytest
+
+
+def poison_calls(monkeypatch: Any, *modules: Any) -> None:
+    """What calls of these modules allocate is NaN until it is written."""
+    for module in modules:
+
+        def poisoned(*args: Any, allocate: Any = module.allocator) -> Any:
+            def make() -> Any:
+                made = allocate(*args)()
+                made[...] = np.nan
+                return made
+
+            return make
+
+        monkeypatch.setattr(module, "allocator", poisoned)
+
+
+def assert_refused(call: Any, kind: type[Exception], message: str | None) -> None:
+    """The call raises an error of that kind, with that text (None: any) and a place."""
+    with pytest.raises(kind) as caught:
+        call()
+    assert message is None or caught.value.message == message
+    assert caught.value.loc is not None
 
 
 def gated(

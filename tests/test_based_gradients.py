@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from recurrences import assert_near
+from recurrences import assert_near, poison_calls
 from test_based import features, weights
 
 import tilecat as tc
-from tilecat import bf16, f16
+from tilecat import based_backward_call, bf16, f16
 from tilecat.errors import DTypeError, LayoutError
 from tilecat.kernels.based_gradient import based_gradient as kernel
 
@@ -80,19 +80,7 @@ def check(length, columns=64, heads=1, *, norm=False, states=False, dtype=bf16, 
 @pytest.fixture(autouse=True)
 def poisoned(monkeypatch):
     """What the call allocates is NaN until it is written."""
-    from tilecat import based_backward_call
-
-    allocate = based_backward_call.allocator
-
-    def make(*args):
-        def filled():
-            made = allocate(*args)()
-            made[...] = np.nan
-            return made
-
-        return filled
-
-    monkeypatch.setattr(based_backward_call, "allocator", make)
+    poison_calls(monkeypatch, based_backward_call)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from recurrences import assert_near, delta_gradients
+from recurrences import assert_near, delta_gradients, poison_calls
 
 import tilecat as tc
 from tilecat import bf16, delta_rule_backward_call, f16
@@ -18,17 +18,7 @@ LIMIT, CANCELS = 8e-3, 5e-2
 @pytest.fixture(autouse=True)
 def poisoned(monkeypatch):
     """What the call allocates is NaN until it is written."""
-    allocate = delta_rule_backward_call.allocator
-
-    def maker(*args):
-        def make():
-            made = allocate(*args)()
-            made[...] = np.nan
-            return made
-
-        return make
-
-    monkeypatch.setattr(delta_rule_backward_call, "allocator", maker)
+    poison_calls(monkeypatch, delta_rule_backward_call)
 
 
 def arrays(batch, length, groups, heads, dims, dtype):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from recurrences import assert_near, gated, gradients, mamba
+from recurrences import assert_near, assert_refused, gated, gradients, mamba, poison_calls
 
 import tilecat as tc
 from tilecat import (
@@ -23,18 +23,9 @@ GATES = 5e-3  # of gradients of gates: their errors do not grow with the length
 @pytest.fixture(autouse=True)
 def poisoned(monkeypatch):
     """What calls allocate is NaN until it is written."""
-    for module in (linear_attention_call, linear_attention_backward_call, scan_call, scan_segments):
-        allocate = module.allocator
-
-        def allocator(*args, allocate=allocate):
-            def make():
-                made = allocate(*args)()
-                made.fill(np.nan)
-                return made
-
-            return make
-
-        monkeypatch.setattr(module, "allocator", allocator)
+    poison_calls(
+        monkeypatch, linear_attention_call, linear_attention_backward_call, scan_call, scan_segments
+    )
 
 
 def normal(rng, *shape, dtype=bf16.numpy):
@@ -363,8 +354,4 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(name):
-    call, kind, message = REFUSED[name]
-    with pytest.raises(kind) as caught:
-        call()
-    assert message is None or caught.value.message == message
-    assert caught.value.loc is not None
+    assert_refused(*REFUSED[name])

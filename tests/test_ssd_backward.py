@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from recurrences import assert_near, mamba_gradients
+from recurrences import assert_near, assert_refused, mamba_gradients, poison_calls
 
 import tilecat as tc
 from tilecat import bf16, f16, ssd_backward_call
@@ -19,17 +19,7 @@ PARTS = ("dx", "ddt", "rates", "dB", "dC", "dD", "dz", "d_initial")
 @pytest.fixture(autouse=True)
 def poisoned(monkeypatch):
     """What calls allocate is NaN until it is written."""
-    allocate = ssd_backward_call.allocator
-
-    def allocator(*args):
-        def make():
-            made = allocate(*args)()
-            made.fill(np.nan)
-            return made
-
-        return make
-
-    monkeypatch.setattr(ssd_backward_call, "allocator", allocator)
+    poison_calls(monkeypatch, ssd_backward_call)
 
 
 def inputs(batch=1, length=70, heads=2, groups=1, dim=64, size=64, dtype=bf16):
@@ -176,8 +166,4 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(name):
-    call, kind, message = REFUSED[name]
-    with pytest.raises(kind) as caught:
-        call()
-    assert message is None or caught.value.message == message
-    assert caught.value.loc is not None
+    assert_refused(*REFUSED[name])

@@ -8,7 +8,8 @@ torch = pytest.importorskip("torch")
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 
-from recurrence_checks import close, exact_based, exact_delta, normal, poison_calls  # noqa: E402
+from recurrence_checks import close, exact_based, exact_delta, normal  # noqa: E402
+from recurrences import poison_calls  # noqa: E402
 
 import tilecat as tc  # noqa: E402
 import tilecat.torch as tct  # noqa: E402

@@ -20,9 +20,9 @@ from recurrence_checks import (  # noqa: E402
     exact_mamba,
     gradients_of,
     normal,
-    poison_calls,
     wide,
 )
+from recurrences import poison_calls  # noqa: E402
 
 import tilecat as tc  # noqa: E402
 from tilecat import (  # noqa: E402

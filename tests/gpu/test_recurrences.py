@@ -13,8 +13,8 @@ from recurrence_checks import (  # noqa: E402
     exact_gla,
     exact_mamba,
     normal,
-    poison_calls,
 )
+from recurrences import poison_calls  # noqa: E402
 
 import tilecat as tc  # noqa: E402
 from tilecat import (  # noqa: E402
