@@ -28,13 +28,14 @@ import table  # noqa: E402
 import table_rows  # noqa: E402
 import torch  # noqa: E402
 from cases import CASES, Case, bases, to_torch, views  # noqa: E402
+from decode_cases import Decode  # noqa: E402
 from gradients import gradients  # noqa: E402
 from memory.test_memory import FAMILIES  # noqa: E402
 from on_gpu import OnGpu, run_on_gpu  # noqa: E402
 from test_gemm_random import run as twice  # noqa: E402
 from test_mma import launched  # noqa: E402
 
-from tilecat import attention_backward  # noqa: E402
+from tilecat import attention_backward, attention_decode  # noqa: E402
 from tilecat.kernels.gemm import matmul  # noqa: E402
 
 
@@ -100,6 +101,20 @@ def run_gradients(options: dict[str, Any]) -> None:
         reference.assert_close(got, wanted, ml_dtypes.bfloat16)
 
 
+def run_decode(case: Decode) -> None:
+    """Attention over caches."""
+
+    def decoded(*arrays: np.ndarray, **options: Any) -> None:
+        given = [to_torch(x, "cuda") for x in arrays]
+        more = {name: torch.as_tensor(x, device="cuda") if isinstance(x, np.ndarray) else x
+                for name, x in options.items()}  # fmt: skip
+        attention_decode(*given[:3], **more, out=given[3], lse=given[4])
+        for array, made in zip(arrays[3:], given[3:], strict=True):
+            array[...] = reference.as_numpy(made)
+
+    case.check(decoded, gpu=True)
+
+
 def asserted(run: Callable[[Any], None]) -> Callable[[Any], str | None]:
     """What is wrong with a result, from a function that asserts."""
 
@@ -118,11 +133,17 @@ GRADIENTS = (
     {"dim": 64, "causal": True}, {"dim": 128, "causal": True, "deterministic": True},
     {"dim": 64, "bias": (1, 130)}, {"dim": 256, "bias": (2, 70, 130)},
 )  # fmt: skip
-# Kernels, gradients of attention, one memory case of each kind, a sample of the ops and of the
-# products, and the GEMM: one call of each kind, and its schedules.
+DECODES = (
+    Decode(1, 32, 1, 900, 128, (900, 77)), Decode(5, 4, 2, 288, 64, (288, 33), page=16),
+    Decode(1, 8, 2, 700, 64, (700, 170), cache="e4m3"),
+    Decode(2, 48, 1, 288, 128, (288, 65), page=32, cache="e4m3", options={"causal": True}),
+)  # fmt: skip
+# Kernels, gradients of attention, decoding, one memory case of each kind, a sample of the ops and
+# of the products, and the GEMM: one call of each kind, and its schedules.
 SAMPLES = (
     (CASES, run),
     (GRADIENTS, asserted(run_gradients)),
+    (DECODES, asserted(run_decode)),
     (tuple(FAMILIES.values()), asserted(run_on_gpu)),
     (table_rows.CASES[::61], asserted(run_op)),
     (mma_cases.CASES[::31], asserted(run_mma)),
