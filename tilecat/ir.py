@@ -257,6 +257,7 @@ class TensorArg:
         whole: whether its contiguous axis is a whole number of 16 bytes, as TMA's stores want it.
         asked: whether the kernel's author looked at `order` or `tma` while tracing.
         whole_asked: whether the trace looked at `whole`.
+        fetch_bytes: what a miss of TMA's loads fetches into L2, at most.
     """
 
     name: str
@@ -268,6 +269,7 @@ class TensorArg:
     whole: bool = True
     asked: bool = False
     whole_asked: bool = False
+    fetch_bytes: int = 256
 
     @property
     def contiguous(self) -> int:

@@ -166,7 +166,7 @@ takes one of a view. `A[first:last, col, :]` cuts an axis, fixes one and keeps o
 `A[::-1, :]` has its rows backwards.
 """,
     tuple(f"tensor.{name}" for name in
-          "size rows cols at T permute broadcast paged dtype order tma tma_stores".split()),
+          "size rows cols at T permute broadcast paged fetch dtype order tma tma_stores".split()),
     (
         E("tensor.T", PLACE.format("X.T[0, 0]"), "np.array_equal(Y, X.T)"),
         E("tensor.at", PLACE.format("X.at(1, 0)"), "np.array_equal(Y[:63], X[1:])"),
@@ -175,6 +175,22 @@ takes one of a view. `A[first:last, col, :]` cuts an axis, fixes one and keeps o
           "tc.store(Y[0, 0], tc.load(first[0, 0], rt[f32, 64, 64]) + float(first.size(0)))",
           "np.allclose(Y, X.T + 64)"),
         E("tensor.rows", PLACE.format("X[::-1, :][0, 0]"), "np.array_equal(Y, X[::-1])"),
+        E("tensor.fetch", """
+@tc.kernel
+def example(X: gl[f32, "M", 64], Y: gl[f32, "M", 64]):
+    X.fetch(128)  # rows of 256 bytes, as two boxes of 128
+    full = tc.barrier()
+    with tc.warpgroup():
+        tile = tc.shared(st[f32, 64, 64])
+        full.expect(tile)
+        tc.load_async(tile, X[0, 0], full)
+        full.wait(0)
+        tc.copy(Y[0, 0], tile)
+
+X = np.ones((64, 64), np.float32)
+Y = np.zeros_like(X)
+example(X, Y, grid=1)
+""", "(Y == 1).all()"),
         E("tensor.broadcast", PLACE.format("X[n, :].broadcast(64)[0, 0]"),
           "np.array_equal(Y, np.broadcast_to(X[5], (64, 64)))"),
         E("tensor.rows tensor.cols tensor.dtype tensor.order tensor.tma tensor.tma_stores", """

@@ -8,8 +8,10 @@ from types import SimpleNamespace
 import pytest
 from cuda.bindings import driver as real
 
+import tilecat as tc
 from runtime.fake_cuda import FakeCuda, forget, installed, map_bytes
 from runtime.ptx_texts import copy_tile, scale
+from tilecat import bf16, gl, st
 from tilecat.codegen.module import PointerParam, ScalarParam
 from tilecat.errors import DTypeError, LayoutError, ResourceError
 from tilecat.runtime import arrays, driver, launch
@@ -79,6 +81,32 @@ def test_rows_of_whole_256_bytes_are_fetched_by_as_many(cuda, step, fetched):
     launcher([tensor((50, 40), (step, 1), 4096, "bf16"), tensor((50, 40), (48, 1), 65536, "e4m3")])
     names = [args[-2].name.rsplit("_", 1)[1] for args in cuda.maps]
     assert names == [fetched, "128B"]
+
+
+@pytest.mark.parametrize(("num_bytes", "fetched"), [(256, "256B"), (128, "128B")])
+def test_a_kernel_says_what_a_miss_fetches(cuda, num_bytes, fetched):
+    @tc.kernel
+    def loaded(X: gl[bf16, "M", 128]):
+        X.T.fetch(num_bytes)
+        full = tc.barrier()
+        with tc.warpgroup():
+            tile = tc.shared(st[bf16, 64, 128])
+            full.expect(tile)
+            tc.load_async(tile, X[0, 0], full)
+            full.wait(0)
+
+    compiled = loaded.compile()
+    launch.Launcher(compiled.module, b"cubin")([tensor((64, 128), (128, 1), 4096, "bf16")])
+    assert [args[-2].name.rsplit("_", 1)[1] for args in cuda.maps] == [fetched]
+
+
+def test_a_miss_fetches_128_or_256_bytes():
+    @tc.kernel
+    def loaded(X: gl[bf16, "M", 128]):
+        X.fetch(64)
+
+    with pytest.raises(LayoutError, match="X.fetch: 128 or 256 bytes, got 64"):
+        loaded.compile()
 
 
 def test_outer_strides_of_extent_one_axes():

@@ -23,6 +23,7 @@ class TensorMapParam:
         box: elements an axis of one transfer, in the order of `dims`.
         swizzle_bytes: 0, 32, 64 or 128.
         dtype: of its elements, where the array's is another: "b4x16_p64" of bytes of two.
+        fetch_bytes: what a miss fetches into L2, at most: 128 or 256.
     """
 
     name: str
@@ -31,6 +32,7 @@ class TensorMapParam:
     box: tuple[int, ...]
     swizzle_bytes: int
     dtype: str = ""
+    fetch_bytes: int = 256
 
 
 @dataclass(frozen=True)

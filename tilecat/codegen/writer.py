@@ -438,7 +438,8 @@ class Writer:
         key = ("map", arg.index, dims, box, swizzle_bytes, dtype)
         return self._param(
             key, "b64", f"map_{arg.name}",
-            lambda name: TensorMapParam(name, arg.index, dims, box, swizzle_bytes, dtype),
+            lambda name: TensorMapParam(name, arg.index, dims, box, swizzle_bytes, dtype,
+                                        arg.fetch_bytes),
         )  # fmt: skip
 
     def tensor_maps(self) -> list[str]:

@@ -92,6 +92,10 @@ class Cache:
     table: Any = None
     page: int = 0
 
+    def __post_init__(self) -> None:
+        """Boxes of a row are loaded side by side: what a miss fetches beside one comes anyway."""
+        self.tensor.fetch(128)
+
     def at(self, batch: Any, head: Any, row: Any) -> Any:
         """A place in a sequence of one head."""
         if self.table is None:

@@ -142,6 +142,20 @@ class GlobalTensor:
             )
         return GlobalTensor(self.arg, tuple(self.axes[i] for i in order), self.fixed)
 
+    def fetch(self, num_bytes: int) -> GlobalTensor:
+        """The tensor, of whose TMA loads in this kernel a miss fetches 128 bytes into L2, not 256.
+
+        For rows of 256 bytes that tiles take whole: what is fetched beside a box of 128 bytes is
+        asked for anyway, and doing so twice takes 3 % (keys and values of 128 bf16, 256 MiB, H200).
+
+        Args:
+            num_bytes: 128 or 256.
+        """
+        if num_bytes not in (128, 256):
+            raise LayoutError(f"{self.arg.name}.fetch: 128 or 256 bytes, got {num_bytes!r}")
+        self.arg.fetch_bytes = num_bytes
+        return self
+
     def broadcast(self, extent: Any) -> GlobalTensor:
         """One more axis in front, `extent` long, along which all elements are equal (stride 0).
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from cuda.bindings import driver as cuda
 
+from ..codegen.module import TensorMapParam
 from ..errors import LayoutError, ResourceError
 from .arrays import ITEM_BYTES, TMA_ALIGN_BYTES, ArrayView, tma_ok
 
@@ -227,22 +228,21 @@ def view_dlpack(x: Any) -> Any:
     return StridedMemoryView.from_dlpack(x, stream_ptr=_DEFAULT_STREAM)
 
 
-def tensor_map(
-    array: ArrayView, dims: tuple[int, ...], box: tuple[int, ...], swizzle_bytes: int,
-    dtype: str = "",
-) -> bytes:  # fmt: skip
-    """The 128 bytes by which TMA knows a tensor, as `TensorMapParam` describes it; cached.
+def tensor_map(array: ArrayView, param: TensorMapParam) -> bytes:
+    """The 128 bytes by which TMA knows a tensor, as a parameter describes it; cached.
 
     Raises:
         LayoutError: TMA cannot reach the tensor.
         ResourceError: the driver refuses it.
     """
+    dims, dtype = param.dims, param.dtype or array.dtype
     reason = tma_ok(array, dims)
     if reason is not None:
         raise LayoutError(f"tensor map: {reason}")
     shape = tuple(array.shape[dim] for dim in dims)
     strides = tuple(array.strides[dim] for dim in dims)
-    return _encode(array.ptr, shape, strides, dtype or array.dtype, box, swizzle_bytes)
+    wide = param.fetch_bytes >= _WIDE_BYTES
+    return _encode(array.ptr, shape, strides, dtype, param.box, param.swizzle_bytes, wide)
 
 
 def move_map(place: int, pointer: int) -> None:
@@ -265,12 +265,13 @@ def _encode(
     dtype: str,
     box: tuple[int, ...],
     swizzle_bytes: int,
+    wide: bool,
 ) -> bytes:
     extents, steps = _geometry(shape, strides, ITEM_BYTES[dtype])
     if dtype == "b4x16_p64":  # extents in elements, of which a byte has two
         extents = [cuda.cuuint64_t(2 * shape[0]), *extents[1:]]
     lengths, ones = _box(box)
-    whole = all(int(step) % _WIDE_BYTES == 0 for step in steps)
+    wide = wide and all(int(step) % _WIDE_BYTES == 0 for step in steps)
     result = cuda.cuTensorMapEncodeTiled(
         _MAP_TYPES[dtype],
         len(shape),
@@ -281,7 +282,7 @@ def _encode(
         ones,
         _INTERLEAVE,
         _SWIZZLES[swizzle_bytes],
-        _WIDE if whole else _NARROW,
+        _WIDE if wide else _NARROW,
         _FILL,
     )
     if result[0]:

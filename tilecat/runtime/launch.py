@@ -449,7 +449,7 @@ def _packed(param: Param, args: Sequence[Any], output: DebugBuffer | None) -> by
     arg = args[param.arg]
     match param:
         case TensorMapParam():
-            return driver.tensor_map(arg, param.dims, param.box, param.swizzle_bytes, param.dtype)
+            return driver.tensor_map(arg, param)
         case PointerParam():
             return struct.pack("Q", arg.ptr)
         case ExtentParam():
