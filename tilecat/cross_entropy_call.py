@@ -20,8 +20,6 @@ PART_BYTES = 80 << 10  # of a row in a CTA's registers
 SHARED_BYTES = 227 << 10  # of a CTA (CUDA programming guide, compute capability 9.0)
 MEETING_BYTES = 4 << 10  # of it for mbarriers and what warps tell one another, at most
 WARPS = 16
-KEPT = 2048  # logits of a warp whose powers stay in registers: 64 of a thread's 128
-REGISTERS = 64 << 10  # of an SM (CUDA programming guide, compute capability 9.0)
 _fitting: dict[Any, int] = {}
 
 
@@ -172,7 +170,7 @@ def forward(
                  "smooth": loss.smoothing > 0, "z": loss.z_loss > 0,
                  "scaled": factor is not None}  # fmt: skip
         factor = empty(x, (0,), "f32") if factor is None else factor
-        tried = configs(width, view(rows), both=wanted and not known)
+        tried = configs(view(rows), forward=not known, gradient=wanted)
         first_that_fits(
             kernel, _fitting, (array.dtype, *fixed.values(), "staged" in tried[0]), tried,
             lambda config: kernel(rows, out, words, losses, lse, factor, loss.ignored,
@@ -190,66 +188,72 @@ def scale_gradient(grad: Any, factor: Any) -> Any:
     return grad
 
 
-def configs(width: int, x: ArrayView, *, both: bool) -> list[dict[str, Any]]:
-    """Configurations, the fastest first.
+def configs(x: ArrayView, *, forward: bool, gradient: bool) -> list[dict[str, Any]]:
+    """Configurations, the fastest first; others need more registers.
 
-    A row that bulk copies reach is read once: the powers of one of up to 32,768 logits stay in a
-    CTA's registers, a longer one in the shared memory of as few CTAs as hold it. Losses or
-    gradients alone need nothing of a row again. What bulk copies do not reach lies in registers.
+    Rows that bulk copies reach are read once. Where several CTAs share an SM each takes one row, so
+    that the grid asks for memory in order: 3.96 TB/s of rows of 32,000 logits, where a persistent
+    grid has 3.57 (H200, 2026-11-30). What bulk copies do not reach lies in registers.
 
     Args:
-        width: V.
         x: the logits, as rows.
-        both: losses and gradients.
+        forward, gradient: what is made.
     """
-    item = ITEM_BYTES[x.dtype]
+    item, (count, width) = ITEM_BYTES[x.dtype], x.shape
     reached = x.strides[1] == 1 and not any(n % 16 for n in (x.ptr, x.strides[0] * item,
                                                              width * item))  # fmt: skip
     if not reached:
         cluster = next((c for c in (1, 2, 4) if width * item <= PART_BYTES * c), 8)
         return [{"warps": WARPS, "cluster": c, "blocks": 1, "staged": False}
                 for c in sorted({cluster, 8})]  # fmt: skip
-    if width <= KEPT * WARPS:
-        return _kept_configs(width, item, both)
-    return [_whole_config(width, item) if both else _stream_config(width, item)]
+    shared: Any = {"width": width, "item": item, "count": count}
+    if not (forward and gradient):
+        if width <= 8192:
+            each = None if gradient and width <= 2048 else 1
+            return _grid_configs(**shared, warps=4, blocks=8, each=each)
+        blocks = 3 if forward or width <= 32768 else 2
+        return _grid_configs(**shared, warps=8, blocks=blocks, stages=12 // blocks)
+    if width <= 4096:
+        each = 4 if width <= 2048 else 1
+        return _grid_configs(**shared, warps=4, blocks=8, each=each, keep=True)
+    for blocks, warps, pieces in ((5 if width <= 8192 else 3, 8, 4), (2, 12, 2)):
+        found = _grid_configs(**shared, warps=warps, blocks=blocks, pieces=pieces)
+        if found[0]["blocks"] >= min(blocks, 3):
+            return found
+    return [_whole_config(width, item)]
 
 
-def _kept_configs(width: int, item: int, both: bool) -> list[dict[str, Any]]:
-    """Powers in registers, up to 64 of a thread, which needs some 48 more."""
-    warps = next(n for n in (4, 8, WARPS) if width <= KEPT * n)
-    pieces = -(-width // (warps * PIECE))
-    chunks = 2 if pieces % 2 == 0 and warps == WARPS else 1
-    most = min(REGISTERS // (32 * warps * (8 * pieces + 48)), 32 // warps)
-    found = []
-    for blocks in sorted({most, -(-most // 2), 1}, reverse=True):
-        room = SHARED_BYTES // blocks - MEETING_BYTES
-        stages = min(room // (warps * pieces // chunks * PIECE * item), 2 * chunks)
-        found.append({"warps": warps, "cluster": 1, "blocks": blocks, "piece": PIECE,
-                      "chunks": chunks, "stages": max(stages, 1), "keep": both})  # fmt: skip
-    return found
+def _grid_configs(
+    *, width: int, item: int, count: int, warps: int, blocks: int, each: int | None = 1,
+    pieces: int = 4, keep: bool = False, stages: int | None = None,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """CTAs of `each` rows (of a persistent grid None); a warp has chunks of up to `pieces`.
+
+    `stages` of them at most lie in shared memory, all if None, which fewer CTAs have the room for.
+    """
+    chunks = -(-width // (warps * pieces * PIECE))
+    piece = PIECE * (1 + (chunks > 1 and warps > 4))
+    chunk = -(-width // (warps * chunks * piece)) * warps * piece * item  # bytes
+    if stages is None:
+        stages = chunks
+    else:
+        stages = max(1, min(stages, chunks, (SHARED_BYTES // blocks - MEETING_BYTES) // chunk))
+    most = max(1, min(blocks, SHARED_BYTES // (stages * chunk + MEETING_BYTES)))
+    grid = {} if each is None else {"grid": -(-count // each)}
+    return [{"warps": warps, "cluster": 1, "blocks": n, "piece": piece, "chunks": chunks,
+             "stages": stages, "keep": keep, **grid}
+            for n in sorted({most, -(-most // 2), 1}, reverse=True)]  # fmt: skip
 
 
 def _whole_config(width: int, item: int) -> dict[str, Any]:
-    """Rows that are whole in shared memory, and some of the next."""
+    """Losses and gradients: rows that are whole in shared memory, and some of the next."""
     for cluster, pieces in ((1, 4), (2, 4), (4, 4), (8, 4), (8, 1)):
         chunks = -(-width // (WARPS * cluster * pieces * PIECE))
-        stages = _stages(WARPS, pieces, item)
+        stages = (SHARED_BYTES - MEETING_BYTES) // (WARPS * pieces * PIECE * item)
         if chunks <= stages:
             break
     return {"warps": WARPS, "cluster": cluster, "blocks": 1, "piece": min(pieces, 2) * PIECE,
             "chunks": chunks, "stages": min(stages, 2 * chunks)}  # fmt: skip
-
-
-def _stream_config(width: int, item: int) -> dict[str, Any]:
-    """Rows that are read once, some chunks of a warp ahead; two CTAs an SM."""
-    warps = WARPS // 2
-    return {"warps": warps, "cluster": 1, "blocks": 2, "piece": 2 * PIECE,
-            "chunks": -(-width // (warps * 4 * PIECE)), "stages": _stages(WARPS, 4, item)}
-
-
-def _stages(warps: int, pieces: int, item: int) -> int:
-    """Chunks of so many pieces that each of an SM's warps has shared memory for."""
-    return (SHARED_BYTES - 2 * MEETING_BYTES) // (warps * pieces * PIECE * item)
 
 
 def labels_of(target: Any, count: int, dtype: str) -> Any:
