@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from .delta_rule_call import DIMS, Call, turned
+from .delta_rule_call import DIMS, Call
 from .errors import LayoutError
 from .kernels.checkpoints import number_of
 from .kernels.chunk_tasks import CHUNK
@@ -16,7 +16,7 @@ from .kernels.linear_attention import linear_attention
 from .linear_attention_backward_call import stripes_of
 from .ready import Launch, again, key_of
 from .runtime.arrays import ITEM_BYTES, allocator, view
-from .scan_call import ROW_BYTES, check, plan, run, whole_rows
+from .scan_call import ROW_BYTES, check, plan, run, turned, whole_rows
 
 
 def gated_delta_rule_backward(

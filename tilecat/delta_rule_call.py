@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from .array_arguments import check_devices
+from .array_arguments import check_devices, tile_of
 from .errors import LayoutError
 from .kernels.delta_rule import delta_rule as kernel
 from .kernels.delta_rule_step import delta_rule_step as step_kernel
@@ -19,6 +19,7 @@ from .scan_call import (
     check_starts,
     outputs,
     run,
+    turned,
     untouched,
     whole_rows,
 )
@@ -159,7 +160,7 @@ class Call:
         name = self.name
         query, value = (check_rank(name, n, x, AXES) for n, x in (("q", self.q), ("v", self.v)))
         (batch, length, groups, dim), (heads, dim_v) = query.shape, value.shape[2:]
-        check_dim(name, dim)
+        tile_of(name, "K, of q and k,", dim, DIMS)
         check(name, "k", self.k, (batch, length, groups, dim), (query.dtype,), "of q")
         check(name, "v", self.v, (batch, length, heads, dim_v), (query.dtype,), "B x T x H x V")
         check_groups(name, heads, groups)
@@ -176,19 +177,6 @@ class Call:
         arrays = {"q": self.q, "k": self.k, "v": self.v, "g": self.g, "beta": self.beta}
         check_devices(name, {**arrays, "initial_state": self.state, "cu_seqlens": self.starts})
         return (batch, length, heads, dim, dim_v), sequences
-
-
-def check_dim(name: str, dim: int) -> None:
-    """Refuses a K that has no tile.
-
-    Raises:
-        LayoutError: it has none.
-    """
-    if not 1 <= dim <= DIMS[-1]:
-        raise LayoutError(
-            f"{name}: K, of q and k, is 1 to {DIMS[-1]}, computed in tiles of "
-            f"{' or '.join(map(str, DIMS))} columns, got {dim}"
-        )
 
 
 def check_groups(name: str, heads: int, groups: int) -> None:
@@ -257,7 +245,7 @@ def _check_step(
         check(name, what, x, shape, HALVES, "batch x heads x dim")
         shapes.append(shape)
     (batch, groups, dim), (_, heads, dim_v) = shapes
-    check_dim(name, dim)
+    tile_of(name, "K, of q and k,", dim, DIMS)
     dtype = view(q).dtype
     check(name, "k", k, (batch, groups, dim), (dtype,), "of q")
     check(name, "v", v, (batch, heads, dim_v), (dtype,), "B x H x V")
@@ -270,8 +258,3 @@ def _check_step(
     check(name, "state", state, (batch, heads, dim, dim_v), ("f32",), "B x H x K x V")
     check_devices(name, {"q": q, "k": k, "v": v, "g": g, "beta": beta, "state": state})
     return batch, heads, dim, dim_v
-
-
-def turned(x: Any) -> Any:
-    """A view with heads before tokens."""
-    return x.swapaxes(1, 2)

@@ -9,11 +9,11 @@ from .errors import LayoutError
 from .kernels.checkpoints import EVERY, number_of
 from .kernels.chunk_tasks import CHUNK
 from .kernels.gate_gradients import checkpoint_products, gate_gradients, sum_gates
-from .linear_attention_call import Call, Scan, turned
+from .linear_attention_call import Call, Scan
 from .operators import num_sms
 from .ready import Launch, again
 from .runtime.arrays import allocator, view
-from .scan_call import check, run
+from .scan_call import check, run, turned
 from .scan_segments import Segments
 
 FULL = 128  # columns of a state whose scan has registers to multiply it by checkpoints

@@ -20,6 +20,7 @@ from .scan_call import (
     outputs,
     plan,
     run,
+    turned,
     untouched,
 )
 from .scan_segments import Segments, cut
@@ -294,8 +295,3 @@ class Call:
         arrays = {"q": self.q, "k": self.k, "v": self.v, "g": self.g, "g_gamma": self.gamma}
         check_devices(name, {**arrays, "initial_state": self.state, "cu_seqlens": self.starts})
         return (batch, length, heads, dim, dim_v), sequences
-
-
-def turned(x: Any) -> Any:
-    """A view with heads before tokens."""
-    return x.swapaxes(1, 2)

@@ -195,6 +195,11 @@ def whole_rows(x: Any) -> Any:
     return made
 
 
+def turned(x: Any) -> Any:
+    """A view with heads before tokens."""
+    return x.swapaxes(1, 2)
+
+
 def outputs(
     like: Any, shape: tuple[int, ...], states: tuple[int, ...] | None
 ) -> tuple[list[Callable[[], Any]], tuple[Any, ...]]:

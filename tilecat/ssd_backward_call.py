@@ -18,11 +18,10 @@ from .kernels.ssd_backward import (
 )
 from .linear_attention_backward_call import Backward, Shapes, beside
 from .linear_attention_call import Call as Linear
-from .linear_attention_call import turned
 from .operators import num_sms
 from .ready import Launch, again, key_of, present
 from .runtime.arrays import allocator, view
-from .scan_call import check, run
+from .scan_call import check, run, turned
 from .scan_segments import Segments, cut
 from .ssd_call import NO_LIMIT, Call, options_of
 
@@ -137,7 +136,7 @@ class _Backward:
         x, rows = tuple(view(call.x).shape), ((self.batch, self.heads, self.length), "f32")
         each = (*x[:3], self.size)
         dots = (-(-self.dim // CHUNK), *rows[0]), "f32"
-        sums = (*rows[0][:2], -(-self.length // TOKENS)), "f32"
+        sums = (self.heads, self.batch, -(-self.length // TOKENS)), "f32"
         shapes: Shapes = {"values": (x, dtype), "gates": rows, "d_values": (x, dtype),
                           "d_gates": rows, "d_rates": sums, "dots": dots}  # fmt: skip
         if self.groups != self.heads:
@@ -148,7 +147,8 @@ class _Backward:
             shapes |= {"n": (x, dtype), "dn": (x, dtype)}
         if call.D is not None:
             parts = self.batch * -(-self.length // self.segment)
-            shapes["d_skips"] = (parts, self.heads, self.dim), "f32"
+            first = (parts, self.heads) if self.wide_skip else (self.heads, parts)
+            shapes["d_skips"] = (*first, self.dim), "f32"
         extents = (*x[:3], self.size, self.dim)
         shapes |= beside(extents, self.sequences, self.d_states is not None)
         for name, segments in (("forward", self.forward), ("scans", self.scans)):
@@ -157,6 +157,11 @@ class _Backward:
                 shapes[f"{name}_states"] = (rows_of, self.heads, self.dim, self.size), "f32"
                 shapes[f"{name}_fades"] = (rows_of, self.heads), "f32"
         return shapes
+
+    @property
+    def wide_skip(self) -> bool:
+        """Whether D has a number for each column."""
+        return self.call.D is not None and len(view(self.call.D).shape) == 2
 
     def launches(self, eased: bool) -> tuple[Launch, ...]:
         """In their order."""
@@ -220,33 +225,37 @@ class _Backward:
         call, made = self.call, self.made
         more: dict[str, Any] = {}
         if call.D is not None:
-            more |= {"D": call.D, "dn": turned(self.d_inner), "d_skips": made["d_skips"]}
+            parts = made["d_skips"] if self.wide_skip else made["d_skips"].swapaxes(0, 1)
+            more |= {"D": call.D, "dn": turned(self.d_inner), "d_skips": parts}
         if call.z is not None:
             others = {"z": call.z, "dy": self.dy, "n": made["n"], "dz": made["dz"]}
             more |= {name: turned(x) for name, x in others.items()}
+        offsets = {} if call.bias is None else {"d_offsets": made["d_offsets"].swapaxes(0, 1)}
         dt = turned(call.dt), call.A
         large = (turned(call.x), *dt, turned(made["d_values"]), turned(made["dx"]), made["dots"])
-        small = (*dt, made["dots"], made["d_gates"], turned(made["ddt"]), made["d_rates"])
+        small = (*dt, made["dots"], made["d_gates"], turned(made["ddt"]),
+                 made["d_rates"].swapaxes(0, 1))  # fmt: skip
         return (
             self.launch(ssd_gradients, large, (self.segment,), more),
-            self.launch(ssd_step_gradients, small, (), {"d_offsets": made.get("d_offsets")}),
+            self.launch(ssd_step_gradients, small, (), offsets),
         )
 
     def sums(self) -> list[Launch]:
-        """Over heads of a group, and over tokens."""
+        """Over heads of a group, and of parts over tokens."""
         call, made = self.call, self.made
-        found = [Launch(sum_gates, (made["d_rates"], made["dA"]), (), {})]
-        if self.groups != self.heads:
-            for name in ("dB", "dC"):
-                both = turned(made[f"{name}_heads"]), turned(made[name])
-                found.append(Launch(sum_heads, both, (), {}))
-        if call.bias is not None:
-            found.append(Launch(sum_gates, (made["d_offsets"], made["d_bias"]), (), {}))
-        if call.D is not None:
+        found = []
+        for name in ("dB", "dC") if self.groups != self.heads else ():
+            both = turned(made[f"{name}_heads"]), turned(made[name])
+            found.append(Launch(sum_heads, both, (), {}))
+        pairs = [("d_rates", "dA")]
+        pairs += [("d_offsets", "d_bias")] if call.bias is not None else []
+        if self.wide_skip:
             parts, total = made["d_skips"], made["dD"]
-            if len(view(total).shape) == 1:
-                found.append(Launch(sum_gates, (parts, total), (), {}))
-            else:
-                both = parts.reshape(1, len(parts), -1), total.reshape(-1)
-                found.append(Launch(column_sums, both, (), {}))
+            both = parts.reshape(1, len(parts), -1), total.reshape(-1)
+            found.append(Launch(column_sums, both, (), {}))
+        elif call.D is not None:
+            pairs.append(("d_skips", "dD"))
+        for name, total in pairs:
+            parts = made[name].reshape(1, self.heads, -1)
+            found.append(Launch(sum_gates, (parts, made[total]), (), {}))
         return found

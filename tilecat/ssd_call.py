@@ -9,7 +9,6 @@ from typing import Any
 from .array_arguments import check_devices
 from .errors import LayoutError
 from .kernels.ssd import ssd as kernel
-from .linear_attention_call import turned
 from .ready import Launch, again, key_of
 from .runtime.arrays import view
 from .scan_call import (
@@ -21,6 +20,7 @@ from .scan_call import (
     outputs,
     plan,
     run,
+    turned,
     untouched,
 )
 from .scan_segments import Segments, cut
