@@ -99,7 +99,8 @@ def _again(key: Any, a: Any, b: Any, out: Any) -> Any:
     made = again(key, (a, b) if out is None else (a, b, out))
     if made is None or out is None:
         return made and made[0]
-    remember_three(key, a, b, out)
+    if key[-1] == ():
+        remember_three(key, a, b, out)
     return out
 
 

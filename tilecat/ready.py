@@ -253,16 +253,17 @@ def remember_three(key: Any, a: Any, b: Any, out: Any) -> None:
     """Keeps the launch of a call that is known and had one, for `three_again`.
 
     Args:
-        key: of the call: how three tensors lie, and its options, of which there are none.
+        key: of the call: how three tensors lie, and, last, its options, which are none.
         a, b, out: the tensors, all that the call needs.
     """
-    *layout, options = key
-    known, addresses = _calls[key], (a.data_ptr(), b.data_ptr(), out.data_ptr())
+    known, addresses = _calls.get(key), (a.data_ptr(), b.data_ptr(), out.data_ptr())
+    if known is None:  # another thread has had all forgotten
+        return
     launches = known.launches.get(addresses, ())
-    if known.alone and len(launches) == 1 and options == ():
+    if known.alone and len(launches) == 1:
         if len(_three) >= MAX_CALLS:
             _three.clear()
-        _three[addresses] = tuple(layout), launches[0]
+        _three[addresses] = key[:-1], launches[0]
 
 
 def again(key: Any, given: tuple[Any, ...]) -> tuple[Any, ...] | None:
