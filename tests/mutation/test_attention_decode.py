@@ -30,7 +30,7 @@ EQUIVALENT = {
     "all: fence.mbarrier_init #1": "kernels of one CTA do without",
     "consumer: setmaxnreg.inc #1": "only ptxas can object",
     "consumer: bar.sync #3": "right only here: global memory does not tell a CTA's threads apart",
-    "consumer: mbarrier.try_wait #4": "V's rows behind the sequence were waited for, and zeroed",
+    "consumer: mbarrier.try_wait #3": "V's rows behind the sequence were waited for, and zeroed",
     **{f"consumer: wgmma.fence #{n}": "the fence before S covers O and P too" for n in (3, 5)},
 }  # fmt: skip
 
