@@ -94,8 +94,9 @@ class Timed(Machine):
         self.at, self.began = np.zeros(warps), np.zeros(warps)
         self.now, self.mark = 0.0, self.executed
         self.spans: dict[str, list[Span]] = {}
-        self.memory, self.tensor = Unit(MEMORY), Unit(TENSOR)
-        self.issue = [Unit("issue") for _ in range(4)]  # a scheduler each
+        ctas = range(self.num_threads // self.block)  # each on an SM of its own
+        self.memory, self.tensor = ([Unit(name) for _ in ctas] for name in (MEMORY, TENSOR))
+        self.issue = [[Unit("issue") for _ in range(4)] for _ in ctas]  # a scheduler each
         self.met: dict[tuple[int, int], float] = {}  # at named barriers, until now
         self.groups: dict[int, list[float]] = {}  # of a warpgroup's wgmma, when they are done
         self.stores: dict[int, float] = {}
@@ -108,7 +109,7 @@ class Timed(Machine):
             self._bar(warp, float(self.at[warp]))
         if not Timed.found:
             roles = [span for spans in self.spans.values() for span in spans]
-            Timed.found = [*self.memory.spans, *self.tensor.spans, *roles]
+            Timed.found = [*self.memory[0].spans, *self.tensor[0].spans, *roles]
 
     # ---- the warp that is behind runs
     def _schedule(self) -> None:
@@ -148,7 +149,8 @@ class Timed(Machine):
         count, self.mark = self.executed - self.mark, self.executed
         issued = self.time(fiber) + count
         if last - first > 1:  # the few instructions of single warps find a place
-            issued = self.issue[first % 4].serve("", issued - count, count)
+            scheduler = self.issue[self.cta(first)][first % 4]
+            issued = scheduler.serve("", issued - count, count)
         self.at[first:last] = issued
         self.use(first, last, named(item.args))
         self.now = self.time(fiber)
@@ -171,6 +173,10 @@ class Timed(Machine):
         begun, name = float(self.began[warp]), self.row(warp)
         if name and now > begun:
             self.spans.setdefault(name, []).append(Span(name, "", begun, now))
+
+    def cta(self, warp: int) -> int:
+        """A warp's CTA in its cluster."""
+        return warp * 32 // self.block
 
     def role(self, warp: int) -> str:
         """Name of a warp's role."""
@@ -215,7 +221,8 @@ class Timed(Machine):
             each = width * int(item.mods[-1][1:]) // 8
             moved = each * int(self.active_mask(fiber, item).sum())
             kind = "load" if op.startswith("ld") else "store"
-            done = self.memory.serve(kind, self.now, moved / BYTES_CYCLE)
+            memory = self.memory[self.cta(first)]
+            done = memory.serve(kind, self.now, moved / BYTES_CYCLE)
             if kind == "load":
                 for warp in range(first, last):
                     flying = self.flying.setdefault(warp, [])
@@ -227,7 +234,7 @@ class Timed(Machine):
             form = item.info
             operands = (64 * (form.a_rows is None) + form.n) * 32 / H200.shared_bytes_cycle
             cycles = max(2 * 64 * 16 * form.n / H200.mma_flops_cycle, operands)
-            end = self.tensor.serve(self.role(first), self.now, cycles)
+            end = self.tensor[self.cta(first)].serve(self.role(first), self.now, cycles)
             self.last = end + H200.mma_latency_cycles
         elif "commit_group" in item.mods:
             done.append(self.last)
@@ -251,15 +258,18 @@ class TimedBarrier(mbarrier.MBarrier):
 
 def timed_load(self: bulk.Load, machine: Any) -> None:
     """A bulk load takes its bytes at the memory's rate, and a latency."""
-    kept = machine.now
-    machine.now = machine.memory.serve("load", kept, self.num_bytes / BYTES_CYCLE) + LOAD_LATENCY
+    kept, memory = machine.now, machine.memory[self.thread // machine.block]
+    machine.now = kept + H200.load_latency_cycles  # from a CTA to another: the latency alone
+    if "global" in self.item.mods:
+        machine.now = memory.serve("load", kept, self.num_bytes / BYTES_CYCLE) + LOAD_LATENCY
     LOAD(self, machine)
     machine.now = kept
 
 
 def timed_store(machine: Any, item: Any, thread: int, chunks: Any, *rest: Any) -> Any:
     """A bulk store takes its bytes at the memory's rate."""
-    done = machine.memory.serve("store", machine.now, 16 * np.size(chunks) / BYTES_CYCLE)
+    memory = machine.memory[thread // machine.block]
+    done = memory.serve("store", machine.now, 16 * np.size(chunks) / BYTES_CYCLE)
     machine.stores[thread // 32] = done
     return STORE(machine, item, thread, chunks, *rest)
 

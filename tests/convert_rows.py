@@ -8,7 +8,7 @@ import numpy as np
 from table import EVERY, FLOATS, ORDERS, SCOPES, Row
 
 import tilecat as tc
-from tilecat import e4m3, e5m2, f32, rt, s8, s32, u8
+from tilecat import e4m3, e5m2, f32, rt, s8, s32, st, u8
 from tilecat.dtypes import DType, bf16, e2m1, e2m3, e3m2, e8m0, f16
 
 CODES = (e2m1, e2m3, e3m2)
@@ -194,11 +194,15 @@ TRIANGULAR = tuple(
     )
 )  # fmt: skip
 
-TRIANGULAR += (
-    Row("tril_inverse in two parts of a warpgroup",
-        lambda k: tc.tril_inverse(k.x * 0.25, accurate=False), TRIANGULAR[0].reference, (f32,),
+TRIANGULAR += tuple(
+    Row("tril_inverse in two parts of a warpgroup" + name, body, TRIANGULAR[0].reference, (f32,),
         ulps=1024, floor=TRIANGULAR[0].floor, shapes=((64, 64),), scopes=("warpgroup",),
-        orders=("row",)),
+        orders=("row",))
+    for name, body in (
+        ("", lambda k: tc.tril_inverse(k.x * 0.25, accurate=False)),
+        (", in a shared tile", lambda k: tc.tril_inverse(
+            k.x * 0.25, accurate=False, room=tc.shared(st[bf16, 128, 64]))),
+    )
 )  # fmt: skip
 
 

@@ -38,7 +38,10 @@ def exact(*given):
 
 
 @pytest.mark.parametrize(
-    "shape", [(2, 300, 2, 4, 128, 128), (1, 130, 1, 2, 20, 9), (1, 1, 1, 131, 64, 64)], ids=str
+    "shape",
+    [(2, 300, 2, 4, 128, 128), (1, 130, 1, 2, 20, 9), (1, 1, 1, 131, 64, 64),
+     (1, 8192, 16, 64, 128, 128)],
+    ids=str,
 )
 def test_delta_rule_and_its_step(shape):
     given = inputs(*shape)

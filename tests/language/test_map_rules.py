@@ -132,6 +132,11 @@ RULES = (
          "tril_inverse: wanted a square tile of 16, 32 or 64 rows in row order, got "
          "rt[f32, 64, 16]",
          "tc.tril_inverse("),
+    Rule(lambda k: tc.tril_inverse(k.x, room=k.x), LayoutError,
+         "tril_inverse: room is a shared tile of 13824 bytes or more, of a warpgroup, got "
+         "rt[f32, 64, 16]",
+         "tc.tril_inverse(",
+         "leave out room="),
     Rule(lambda k: tc.tril_inverse(tc.cast(k.x, bf16)), DTypeError,
          "tril_inverse: wanted an f32 register tile, got rt[bf16, 64, 16]",
          "tc.tril_inverse(",

@@ -24,7 +24,9 @@ from .subjects import NO_OUTPUT
 
 # Why a deletion leaves a right program; tests/mutation/equivalents.py says it at length.
 EQUIVALENT = {
-    "all: fence.mbarrier_init #1": "kernels of one CTA do without",
+    "producer: mbarrier.try_wait #3": "V goes back ahead of K, which the producer has waited for",
+    "producer: mbarrier.try_wait #6": "as #3, at the end",
+    "producer: cp.async.bulk.wait_group.read #3": "each stage goes back behind such a wait",
     "score: setmaxnreg.inc #1": "only ptxas can object",
     "state: setmaxnreg.inc #1": "only ptxas can object",
     "score: wgmma.fence #2": "no register of Q K^T is touched behind the fence before K K^T",
@@ -32,18 +34,19 @@ EQUIVALENT = {
     **{f"score: bar.warp.sync #{n}": "lanes of a warp run together in the machine: it cannot see it"
        for n in range(1, 5)},
     "score: bar.sync #2": "scratch is next written behind the barrier that spreads vectors",
-    "score: bar.sync #6": "scratch is next written behind the barrier before the stage is freed",
-    "score: bar.sync #7": "threads read the stage last before the barriers of the inverse",
-    "state: wgmma.fence #2": "no register of S^T K^T is touched behind the fence before S^T Q^T",
-    "state: mbarrier.try_wait #2": "the score role has waited for the stage, and handed P on since",
-    "state: wgmma.commit_group #1": "the next one closes both groups",
-    "state: wgmma.commit_group #3": "as the first: products with both parts of T",
-    "state: wgmma.fence #4": "no register is touched between the products with both parts of T",
-    "state: wgmma.fence #6": "no register of the update is touched behind the fence before Y's",
-    "state: wgmma.wait_group #3": "values of the state have waited for all products",
+    "score: mbarrier.try_wait #3": "P goes back behind the last product with T",
+    **{f"score: mbarrier.try_wait #{n}": "at the end: stages go back in order, the last wait is all"
+       for n in (4, 5, 6)},
+    **{f"state: wgmma.fence #{n}": "no register of this product is touched behind the fence before"
+       for n in (2, 4, 6, 8, 10, 12)},
+    "state: bar.sync #2": "V is loaded behind K, which goes back behind the barrier of the step",
+    "state: wgmma.commit_group #9": "the next one closes both groups, with both parts of T",
+    **{f"state: wgmma.wait_group #{n}": "values of the state have waited for all products"
+       for n in (3, 8)},
 }  # fmt: skip
+CLUSTER = ["barrier.cluster.arrive.release.aligned", "barrier.cluster.wait.acquire.aligned"]
 SEEDS = (0, 1, 2)
-TOKENS, HEADS, WIDTH = 300, 2, 64  # five chunks, the last not whole; two tasks of one CTA
+TOKENS, HEADS, WIDTH = 300, 2, 64  # five chunks, the last not whole; two tasks of a cluster
 FAR = 6.3e-3  # as in tests/test_delta_rule.py
 SHARE = 17  # one deletion of so many a test
 
@@ -85,7 +88,7 @@ class Problem:
         args, module = self.arguments(), self.module
         try:
             result = sim.run(
-                text, grid=1, smem_bytes=module.smem_bytes, table=module.table, seed=seed,
+                text, grid=2, smem_bytes=module.smem_bytes, table=module.table, seed=seed,
                 args=[machine.argument(x, [_view(y) for y in args], NO_OUTPUT)
                       for x in module.params],
                 limit=60_000,
@@ -112,7 +115,15 @@ PROBLEM = Problem()
 @pytest.mark.full
 def test_the_kernel_itself_is_right():
     text = PROBLEM.module.text
-    assert not unlisted(text) and not PROBLEM.verdict(text, 0)
+    assert unlisted(text) == CLUSTER and not PROBLEM.verdict(text, 0)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("opcode", CLUSTER)
+def test_ctas_of_the_cluster_meet_first(opcode):
+    lines = PROBLEM.module.text.splitlines()
+    left = [line for line in lines if opcode not in line]
+    assert len(left) == len(lines) - 1 and PROBLEM.verdict("\n".join(left), 0)
 
 
 @pytest.mark.full

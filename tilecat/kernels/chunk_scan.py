@@ -76,6 +76,9 @@ class Recurrence:
     def passing(self, task: Any, at: At, index: Any, state: Any) -> None:
         """State role: S^T before a chunk (reversed: behind it), f32, parts of its columns."""
 
+    def before(self, at: At, state: Any) -> None:
+        """State role: products of the state, an operand, that are issued ahead of `S^T Q^T`."""
+
     def values(self, task: Any, at: At, index: Any, state: Any) -> Any:
         """State role: V^T of a chunk in registers, made of the state before; None: V as loaded."""
 
@@ -110,7 +113,7 @@ class ChunkScan(Chunks):
         self.depth, self.outputs = depth, depth if outputs is None else outputs
         self.gated, self.decayed = gated, decayed or gated
         self.pipe = pipe = tc.roles(stages=stages, steps=1, tasks=tasks,
-                                    blocks_per_sm=blocks_per_sm)  # fmt: skip
+                                    cluster=tasks.cluster, blocks_per_sm=blocks_per_sm)  # fmt: skip
         self.score = pipe.role("score", warpgroups=turns, turns=turns > 1, registers=registers[0])
         self.state = pipe.role("state", warpgroups=heads * slices, registers=registers[1])
         self.rings()
@@ -179,12 +182,11 @@ class ChunkScan(Chunks):
 
         @self.state.compute
         def _(task, step):
-            index = self.state.consumer
-            head = index // self.slices if self.slices > 1 else index
-            tiles = [None if x is None else x[head if x.count > 1 else 0] for x in (q, k)]
-            place = task, self.at(task, step), index
-            work.passing(*place, totals)
-            self.chunk(work, place, head, (*tiles, v[index]), (totals, sums), out)
+            for at, head in self.chunks_of(task, step, k):
+                tiles = [None if x is None else x[head if x.count > 1 else 0] for x in (q, k)]
+                place = task, at, self.state.consumer
+                work.passing(*place, totals)
+                self.chunk(work, place, head, (*tiles, v[place[2]]), (totals, sums), out)
 
         @self.state.finish
         def _(task):
@@ -225,7 +227,7 @@ class ChunkScan(Chunks):
     ) -> None:  # fmt: skip
         """State role: Y and the next S of a chunk."""
         (q, k, v), (totals, y), parts = tiles, sums, len(sums[0])
-        made = work.values(*place, self._read(totals, q, y, head))
+        made = work.values(*place, self._read(work, place[1], totals, q, y, head))
         values = v if made is None else made
         if made is None and (self.decayed or self.packed):
             made = self.loaded = tc.load(v.tile.T)
@@ -252,7 +254,7 @@ class ChunkScan(Chunks):
             self._store_part(place, made, out)
         tc.mma_wait()
 
-    def _read(self, totals: Any, q: Any, y: Any, head: Any) -> Any:
+    def _read(self, work: Any, at: At, totals: Any, q: Any, y: Any, head: Any) -> Any:
         """State role: `S^T Q^T`, perhaps under way, and S times r. Gives S^T as an operand.
 
         Of many features part after part, for operands of all take too many registers; None then.
@@ -263,6 +265,7 @@ class ChunkScan(Chunks):
             before = tc.as_a(totals[0], self.dtype)
             if last is not None:
                 tc.mul(totals[0], last, out=totals[0])
+            work.before(at, before)
             tc.mma_ABt(y, before, q, accumulate=False)
             return before
         for i, total in enumerate(totals):

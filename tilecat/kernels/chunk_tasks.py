@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,16 +28,21 @@ def flops_of(tokens: int, dim: int, columns: int, features: int | None = None) -
 
 @dataclass(frozen=True, eq=False)
 class At:
-    """Where a chunk lies: its first token in the tensors, tokens of it, its number."""
+    """Where a chunk lies: its first token in the tensors, tokens of it, its number.
+
+    member: which it is of the chunks of a step.
+    """
 
     row: Any
     rows: Any
     number: Any
+    member: Any = 0
 
 
 def tasks_of(
-    heads: Any, batch: Any, length: Any, blocks: Any = 1, starts: Any = None, segment: Any = None
-) -> Any:
+    heads: Any, batch: Any, length: Any, blocks: Any = 1, starts: Any = None, segment: Any = None,
+    cluster: int = 1,
+) -> Any:  # fmt: skip
     """A task is a sequence, some heads (`task.head`, their number) and a block of columns of V.
 
     Its tokens are those from `task.first` to `task.last`, of a sequence from `task.origin` to
@@ -49,12 +55,15 @@ def tasks_of(
         blocks: of columns.
         starts: of a packed batch, s32 [sequences + 1].
         segment: tokens of a segment, whole chunks: each of a sequence is a task; None: one.
+        cluster: CTAs that take neighbouring blocks of columns, and a step as many chunks.
     """
     sequences = batch if starts is None else starts.size(0) - 1
     segments = 1 if segment is None else tc.cdiv(length, segment)
 
     def locate(t: Any) -> dict[str, Any]:
         part, block = t // blocks, t % blocks
+        if cluster > 1:
+            block = block * cluster + tc.cluster_rank()
         state, head = part // heads, part % heads
         sequence, first, last = state, 0, length
         if starts is not None:
@@ -67,10 +76,12 @@ def tasks_of(
         return {
             "sequence": sequence, "state": state, "head": head, "block": block, "first": first,
             "batch": 0 if starts is not None else sequence, "last": last, "origin": origin,
-            "end": end, "steps": tc.cdiv(last - first, CHUNK),
+            "end": end, "steps": tc.cdiv(last - first, CHUNK * cluster),
         }  # fmt: skip
 
-    return tc.custom_order(sequences * segments * heads * blocks, locate)
+    return tc.custom_order(
+        sequences * segments * heads * blocks, locate, cluster=cluster, cluster_cols=cluster
+    )
 
 
 def chunk_of(task: Any, step: Any, reverse: bool) -> At:
@@ -96,6 +107,11 @@ class Chunks:
     def at(self, task: Any, step: Any) -> At:
         """The chunk of a step."""
         return chunk_of(task, step, self.reverse)
+
+    def chunks_of(self, task: Any, step: Any, tiles: Any) -> Iterator[tuple[At, Any]]:
+        """State role: the chunks of a step (one), whose tiles come in turn; which P is whose."""
+        index = self.state.consumer
+        yield self.at(task, step), index // self.slices if self.slices > 1 else index
 
     def first(self, task: Any) -> At:
         """Score role, in `start`: the first chunk that is this warpgroup's."""

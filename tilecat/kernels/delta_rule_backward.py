@@ -26,6 +26,7 @@ import tilecat as tc
 from tilecat import DTypeVar, bf16, f16, f32, gl, st
 
 from .checkpoints import Checkpoints
+from .chunk_cluster import VECTOR
 from .chunk_scan import COLUMN, ChunkScan
 from .chunk_tasks import CHUNK, At, tasks_of
 from .delta_rule import REGISTERS, TILE, Parts, Scores
@@ -37,10 +38,17 @@ TIGHT = 128, 224  # as `REGISTERS`, of the scan of gradients: its state role has
 class Written(ChunkScan):
     """N, U and the states after chunks; the ring of P has the inverses."""
 
+    def rings(self) -> None:
+        """As of the scan, P in two parts."""
+        high, low = (st[self.dtype, rows, CHUNK] for rows in (Parts.ROWS, CHUNK))
+        self.p = self.pipe.ring(high, writer=self.score, stages=self.depth)
+        self.y = self.pipe.ring(low, writer=self.state, stages=self.outputs)
+        self.vectors(self.p)
+
     def prepare(self, work: Any) -> None:
         """What else passes from role to role: a ring of U, that of b, and the inverses."""
         self.u = self.pipe.ring(self.y.kind, writer=self.state, beside=self.y)
-        self.beta, self.t = work.betas, work.t
+        self.beta, self.t = work.b, work.t
 
     def chunk(
         self, work: Any, place: Any, head: Any, tiles: Any, sums: Any, out: Any
@@ -75,9 +83,13 @@ class Written(ChunkScan):
 
 
 class Kept(Scores):
-    """Scores, and what happens to states on the way: `keep`, or nothing."""
+    """Scores, a ring of b, and what happens to states on the way: `keep`, or nothing."""
 
     points: Checkpoints | None = None
+
+    def __init__(self, scan: ChunkScan, tensors: Any, tiles: Any, gates: Any):
+        super().__init__(scan, tensors, tiles, gates)
+        self.b = scan.pipe.ring(VECTOR, writer=scan.score, beside=scan.p)
 
     def keep(self, length: Any, states: Any, products: Any = None) -> None:
         """Stores states at checkpoints, or multiplies by those stored: see `Checkpoints`."""
@@ -92,26 +104,21 @@ class Kept(Scores):
 class Inverses(Kept):
     """(I + A0 diag(b))^-1."""
 
-    def __init__(self, scan: ChunkScan, tensors: Any, tiles: Any, gates: Any, split: bool):
+    def __init__(self, scan: ChunkScan, tensors: Any, tiles: Any, gates: Any):
         super().__init__(scan, tensors, tiles, gates)
-        self.t = Parts(scan.p, scan, split)
+        self.t = Parts(scan.p)
 
     def scores(self, task: Any, at: At, head: int) -> tuple[Any, ...]:
         """The inverse; decays out of the state and into it."""
         k, kk = self.tiles[0], self.kk
-        gate, beta = (self.gate(x, task, at) for x in self.gates)
         tc.mma_ABt(kk, k, k, accumulate=False)
-        sums = tc.cumsum(gate)
-        tc.store(self.sums.tile, sums)
-        tc.store(self.betas.tile, beta)
-        tc.sync()
-        factors = self.decays(sums)
-        tc.mul(factors, tc.load(self.betas, COLUMN), out=factors)
-        last = tc.load(self.sums.tile.at(CHUNK - 1))
+        sums, beta = self.made(task, at)
+        factors = self.decays(sums, beta)
+        tc.store(self.b.tile, beta)
+        tc.mul(factors, self.column(self.betas), out=factors)
         tc.mma_wait()
-        t = tc.tril_inverse(tc.mul(kk, factors, out=kk), accurate=False)
-        self.t.store(t)
-        return None, tc.exp2(sums), tc.exp2(last - sums)
+        self.t.invert(tc.mul(kk, factors, out=kk))
+        return None, tc.exp2(sums), tc.exp2(self.last() - sums)
 
 
 @tc.kernel
@@ -119,7 +126,6 @@ def delta_rule_written(
     K: gl[T, "B", "Hk", "T", "K"], V: gl[T, "B", "H", "T", "V"], Beta: gl[f32, "B", "H", "T"],
     N: gl[T, "B", "H", "T", "V"], U: gl[T, "B", "H", "T", "V"], *args, dim=128, stages=3, g=False,
     packed=False, start=False, end=False, checkpoints=False, registers=REGISTERS, depth=4,
-    split=True,
 ):  # fmt: skip
     """What tokens write, `n_t = b_t u_t`, and states f32 [sequences, H, K, V] before and after.
 
@@ -135,7 +141,7 @@ def delta_rule_written(
                    packed=packed, turns=2, registers=registers)  # fmt: skip
     k = scan.pipe.input(st[K.dtype, CHUNK, dim])
     v = scan.pipe.input(st[K.dtype, CHUNK, CHUNK])
-    work = Inverses(scan, (K, V), (k, v), (gates, Beta), split)
+    work = Inverses(scan, (K, V), (k, v), (gates, Beta))
     scan.prepare(work)
     if checkpoints:
         work.keep(V.rows, kept)
@@ -149,7 +155,7 @@ class Gradient(ChunkScan):
     def prepare(self, work: Any, scale: Any, tiles: Any, dots: Any) -> None:
         """What else a chunk takes: rings of T and b, the scale, tiles of U and V, and results."""
         self.t, self.beta, self.scale, self.others, self.dots = (
-            work.t, work.betas, scale, tiles, dots
+            work.t, work.b, scale, tiles, dots
         )  # fmt: skip
 
     def chunk(
@@ -202,19 +208,18 @@ class Turned(Kept):
     Args:
         scan, tensors, tiles, gates: of Q, K and dO: see `Scores`.
         others: tensors U and V, and their tiles.
-        scale: of P. split: see `Parts`.
+        scale: of P.
     """
 
     def __init__(
-        self, scan: ChunkScan, tensors: Any, tiles: Any, gates: Any, others: Any, scale: Any,
-        split: bool,
-    ):  # fmt: skip
+        self, scan: ChunkScan, tensors: Any, tiles: Any, gates: Any, others: Any, scale: Any
+    ):
         super().__init__(scan, tensors, tiles, gates)
         self.others, self.scale, self.qk = others, scale, tc.empty(TILE)
-        t = scan.pipe.ring(st[scan.dtype, CHUNK, CHUNK], writer=scan.score, beside=scan.p)
-        self.t = Parts(t, scan, split)
+        t = st[scan.dtype, Parts.ROWS, CHUNK]
+        self.t = Parts(scan.pipe.ring(t, writer=scan.score, beside=scan.p))
 
-    def load(self, task: Any, at: At) -> None:
+    def load(self, task: Any, at: At, tiles: Any = None) -> None:
         """Q, K, dO, and columns of U and V."""
         super().load(task, at)
         for tensor, tiles in zip(*self.others, strict=True):
@@ -223,23 +228,18 @@ class Turned(Kept):
     def scores(self, task: Any, at: At, head: int) -> tuple[Any, ...]:
         """The inverse and P; decays out of the gradient and into it."""
         (q, k, _), kk, qk = self.tiles, self.kk, self.qk
-        gate, beta = (self.gate(x, task, at) for x in self.gates)
         tc.mma_ABt(qk, q, k, accumulate=False)
         tc.mma_ABt(kk, k, k, accumulate=False)
-        sums = tc.cumsum(gate)
-        tc.store(self.sums.tile, sums)
-        tc.store(self.betas.tile, beta)
-        tc.sync()
-        factors = self.decays(sums)
-        last = tc.load(self.sums.tile.at(CHUNK - 1))
+        sums, beta = self.made(task, at)
+        factors = self.decays(sums, beta)
+        tc.store(self.b.tile, beta)
         tc.mma_wait()
         p = tc.tril(tc.mul(qk, factors * self.scale, out=qk))
         if self.scan.packed:
             tc.mask_rows(p, at.rows, 0.0)
         tc.store(self.scan.p, tc.cast(p, self.scan.dtype))
-        tc.mul(tc.mul(kk, beta, out=kk), factors, out=kk)
-        self.t.store(tc.tril_inverse(kk, accurate=False))
-        return None, tc.exp2(last - sums), tc.exp2(sums)
+        self.t.invert(tc.mul(tc.mul(kk, beta, out=kk), factors, out=kk))
+        return None, tc.exp2(self.last() - sums), tc.exp2(sums)
 
 
 @tc.kernel
@@ -249,7 +249,6 @@ def delta_rule_gradient(
     dV: gl[T, "B", "H", "T", "V"], dBeta: gl[f32, "B", "H", "blocks", "T"],
     Dots: gl[f32, "B", "H", "blocks", "T"], scale: f32, *args, dim=128, stages=2, g=False,
     packed=False, start=False, end=False, checkpoints=False, registers=TIGHT, depth=2,
-    split=True,
 ):  # fmt: skip
     """dV, and of blocks of 64 columns of V the parts of dBeta and of the products of V and dV.
 
@@ -266,7 +265,7 @@ def delta_rule_gradient(
                     packed=packed, turns=2, registers=registers, reverse=True)  # fmt: skip
     q, k = (scan.pipe.input(st[K.dtype, CHUNK, dim]) for _ in range(2))
     do, u, v = (scan.pipe.input(st[K.dtype, CHUNK, CHUNK]) for _ in range(3))
-    work = Turned(scan, (Q, K, dO), (q, k, do), (gates, Beta), ((U, V), (u, v)), scale, split)
+    work = Turned(scan, (Q, K, dO), (q, k, do), (gates, Beta), ((U, V), (u, v)), scale)
     scan.prepare(work, scale, (u, v), (dBeta, Dots))
     if checkpoints:
         work.keep(V.rows, kept, met)

@@ -11,7 +11,7 @@ from .. import dtypes
 from ..errors import DTypeError, LayoutError
 from ..ir import TILE_SCOPES, Access, Effect, Op, Scope, SharedRequest, Value, attribute, operand
 from ..ptx import instructions as ptx
-from ..tiles import RegTileType, TileType
+from ..tiles import RegTileType, SharedTileType, TileType
 from . import triangular_blocks as blocks
 
 PANEL = 16  # rows of a fragment
@@ -52,7 +52,15 @@ class TriangularInverse(Op):
 
     def effects(self) -> tuple[Effect, ...]:
         """Reads the tile, writes the result."""
-        return (Effect(Access.READ, self.tile), Effect(Access.WRITE, self.result))
+        mine = (Effect(Access.READ, self.tile), Effect(Access.WRITE, self.result))
+        if self.scratch is None or not self.borrows:
+            return mine
+        return (*mine, Effect(Access.WRITE, self.scratch))
+
+    @property
+    def borrows(self) -> bool:
+        """Whether the scratch is a shared tile of the kernel's."""
+        return self.scratch is not None and isinstance(self.scratch.type, SharedTileType)
 
     @property
     def requests(self) -> tuple[SharedRequest, ...]:
@@ -67,7 +75,8 @@ class TriangularInverse(Op):
         assert isinstance(kind, RegTileType), "checked in infer"
         tile, result = w.regs(self.tile), w.regs(self.result)
         if self.scratch is not None:
-            base = w.scratch(self.scratch)
+            borrowed = self.borrows
+            base = w.materialize(w.address(self.scratch)) if borrowed else w.scratch(self.scratch)
             blocks.BlockSolver(w, tile, result, base, self.parts).emit()
             return
         solver = _Solver(w, kind, tile, result)

@@ -33,7 +33,8 @@ from ..ops.sync import AllocBarriers, Arrive, WaitBarrier
 from ..ops.tensor import AllocTensor
 from ..tiles import RegTileType, ScalesType
 from . import pairs
-from .ring import WARPGROUP_THREADS, Party, Ring, root
+from .accesses import root
+from .ring import WARPGROUP_THREADS, Party, Ring
 
 if TYPE_CHECKING:
     from .role import Role

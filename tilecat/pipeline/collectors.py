@@ -6,7 +6,7 @@ from ..builder import add, current
 from ..errors import LayoutError
 from ..ir import Block, Op, Value
 from ..ops.mma_tensor import Collected, TensorMma, shares
-from .ring import root
+from .accesses import root
 
 
 def collect(block: Block, start: int, which: str) -> None:

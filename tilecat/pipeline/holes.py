@@ -17,7 +17,8 @@ ANY_NUMBER = {  # holes of any number of arguments, and what those are
     "rows_finish": "what start has returned",
 }
 ARGUMENTS = {
-    "setup": (), "begin": ("task",), "load": ("task", "step"), "start": ("task",),
+    "setup": (), "begin": ("task",), "load": ("task", "step"), "load_ahead": ("task", "step"),
+    "start": ("task",),
     "compute": ("task", "step"), "transform": ("task", "step"),
     "consume": ("task", "steps"), "finish": ("task",),
     "store": ("task", "step"), "finish_store": ("task",),

@@ -9,6 +9,7 @@ from ..errors import ScopeError
 if TYPE_CHECKING:
     from .pipeline import Pipeline
 
+MOST_ISSUES = 1  # warps of the producer's warpgroup beside those that load, store and load ahead
 RATES = ("step", "task", "cta")  # in the holes load, begin and setup
 
 
@@ -22,6 +23,7 @@ def check_inputs(pipe: Pipeline) -> None:
         raise ScopeError(
             f"{pipe.template}: needs at least one pipe.input of each step", loc=pipe.loc
         )
+    _check_ahead(pipe)
     for ring in (ring for ring in pipe.inputs.values() if ring.kept):
         if "setup" not in pipe.holes or pipe.issues:
             raise ScopeError(
@@ -39,3 +41,25 @@ def check_inputs(pipe: Pipeline) -> None:
                 f"{ring.name}",
                 loc=ring.loc, hint="@pipe.begin, @pipe.consume",
             )  # fmt: skip
+
+
+def _check_ahead(pipe: Pipeline) -> None:
+    """Refuses inputs that nobody loads, and a hole that loads nothing.
+
+    Raises:
+        ScopeError: there are such.
+    """
+    ahead = [ring for ring in pipe.inputs.values() if ring.ahead]
+    wrong = (
+        "a hole without inputs" if "load_ahead" in pipe.holes and not ahead
+        else "inputs without the hole" if ahead and "load_ahead" not in pipe.holes
+        else "one of another rate" if any(ring.rate != "step" for ring in ahead)
+        else "several roles with sums in tensor memory" if ahead and len(pipe.issues) > MOST_ISSUES
+        else ""
+    )  # fmt: skip
+    if wrong:
+        raise ScopeError(
+            f"{pipe.template}: inputs with ahead=True, of each step, are loaded in the hole "
+            f"`load_ahead`, got {wrong}", loc=ahead[0].loc if ahead else pipe.loc,
+            hint="pipe.input(kind, ring=\"own\", ahead=True), @pipe.load_ahead",
+        )  # fmt: skip

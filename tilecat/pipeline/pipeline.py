@@ -15,7 +15,7 @@ from ..errors import Loc, ResourceError, ScopeError
 from ..ir import Role as Threads
 from ..ir import Scope, TensorArg
 from ..language.clusters import cluster_id, num_clusters
-from ..language.control import one_thread, range_
+from ..language.control import range_
 from ..language.packed import tensor_dtype
 from ..language.scalars import operand_of
 from ..language.sections import cta_id, num_ctas
@@ -28,22 +28,23 @@ from ..tiles import SharedTileType, SharedVecType
 from . import between
 from .budgets import BESIDE_TILES, Budget, Demand, estimated, fit, give
 from .controls import Controls, check_int
+from .gather import gather
 from .holes import Hole, Holes
 from .inputs import RATES, check_inputs
 from .issue import Issue
 from .launch_control import LAUNCH_CONTROL, Launches, refuse_turns
 from .output import Output
 from .pairs import check_pair
+from .producer import WARP_THREADS, move
 from .ring import PRODUCER, WARPGROUP_THREADS, Party, Ring
 from .role import Role, check_tile, name_of
 from .scheduler import Schedule, Task
 from .scratch import Scratch
-from .slots import Slots, finish_step
+from .slots import Slots, shared_ring
 from .storing import Storing, check_stores
 
 MAX_STAGES = 32
 MAX_COUNT = 64  # tiles of one input a stage; shared memory ends far below
-WARP_THREADS = 32
 
 
 class Pipeline:
@@ -130,7 +131,7 @@ class Pipeline:
 
     def input(
         self, kind: SharedTileType | SharedVecType, *, count: int = 1, ring: str = "stage",
-        rate: str = "step", stages: int | None = None,
+        rate: str = "step", stages: int | None = None, ahead: bool = False,
     ) -> Slots:  # fmt: skip
         """`count` tiles, or vectors, loaded each step, through the ring of that name.
 
@@ -146,6 +147,7 @@ class Pipeline:
                 CTA, whose consumers find it there.
             stages: depth of its ring, said at its first input: None for the pipeline's, of a task
                 one, which two spare the wait where a task ends. There is one of a CTA.
+            ahead: loaded by `@pipe.load_ahead`, which the rings of `load` do not hold up.
 
         Scope: CTA, before the holes.
         """
@@ -159,10 +161,16 @@ class Pipeline:
             most = 1 if rate == "cta" else MAX_STAGES
             check_int(f"{self.template}: stages", depth, 1, most, self.builder.loc())
             self.inputs[ring] = Ring(ring, depth, rate=rate, pair=self.pairs)
+            self.inputs[ring].ahead = ahead
         if self.inputs[ring].rate != rate:
             raise ScopeError(
                 f"pipe.input: the inputs of a ring are loaded at one rate, got {rate=} in {ring}, "
                 f"which is loaded once a {self.inputs[ring].rate}", hint='ring="of_task"',
+            )  # fmt: skip
+        if self.inputs[ring].ahead != ahead:
+            raise ScopeError(
+                f"pipe.input: the inputs of a ring are loaded by one thread, got {ahead=} in "
+                f"{ring}, which is{' not' if ahead else ''} loaded ahead", hint='ring="own"',
             )  # fmt: skip
         if stages not in (None, self.inputs[ring].depth):
             raise ResourceError(
@@ -175,7 +183,7 @@ class Pipeline:
 
     def _filled_by(
         self, role: Role, kind: Any, count: int, stages: int, what: str,
-        beside: Slots | None = None,
+        beside: Slots | None = None, gathered: bool = False,
     ) -> Slots:  # fmt: skip
         """Tiles that a role fills, in a ring of their own or in that of others."""
         if not isinstance(kind, SharedVecType):
@@ -185,10 +193,14 @@ class Pipeline:
         check_int(f"{self.template}: stages", stages, 1, MAX_STAGES, self.builder.loc())
         name = name_of(what)
         if beside is not None:
-            return Slots(_shared_ring(beside, role, what), kind, count, name)
-        ring = Ring(name, stages, writer=role)
-        self.written.append(ring)
-        return Slots(ring, kind, count, name)
+            ring = shared_ring(beside, role, what)
+        else:
+            ring = Ring(name, stages, writer=role)
+            self.written.append(ring)
+        slots = Slots(ring, kind, count, name)
+        if gathered:
+            gather(slots, role)
+        return slots
 
     def begin(self, hole: Hole) -> Hole:
         """Decorator of the begin hole.
@@ -211,6 +223,13 @@ class Pipeline:
         """
         return self.holes.fill("load", hole)
 
+    def load_ahead(self, hole: Hole) -> Hole:
+        """Decorator of the load_ahead hole: inputs with `ahead=True`, by a thread of its own.
+
+        Scope of the hole: producer; `tc.load_async(input, ...)`.
+        """
+        return self.holes.fill("load_ahead", hole)
+
     # ---- building
 
     @property
@@ -222,6 +241,10 @@ class Pipeline:
     def rings(self) -> list[Ring]:
         """All rings but those of scratch tiles."""
         return [*self.inputs.values(), *self.written]
+
+    def inputs_loaded(self, ahead: bool | None = None) -> dict[str, Ring]:
+        """Rings of inputs: those loaded ahead, the others, or (None) all."""
+        return {n: r for n, r in self.inputs.items() if ahead is None or r.ahead == ahead}
 
     @property
     def scratches(self) -> list[Scratch]:
@@ -400,7 +423,7 @@ class Pipeline:
         kernel, threads = self.builder.kernel, WARPGROUP_THREADS
         first = self.consumer_threads
         with self._section(PRODUCER, first, min(self.movers, threads)):
-            self._move(first)
+            move(self, first)
         if not self.by_one_thread and self.storing.wanted:
             first += threads
             with self._section("store", first, threads):
@@ -436,61 +459,3 @@ class Pipeline:
         add(RoleSection(name, first, end, None, False, body, rest=rest))
         with builder.within(body, Scope.WARPGROUP):
             yield
-
-    def _move(self, first: int) -> None:
-        """The producer's warpgroup: one thread loads, and one of its next warp stores."""
-        if not self.by_one_thread:
-            self._produce()
-            return
-        with one_thread(first):
-            self._produce()
-        if self.storing.wanted:
-            with one_thread(first + WARP_THREADS):
-                self.storing.trace(Scope.THREAD)
-        for number, issue in enumerate(self.issues, 2):
-            issue.trace(first + number * WARP_THREADS)
-
-    def _produce(self) -> None:
-        scratches = self.scratches
-        for ring in (*self.inputs.values(), *(s.ring for s in scratches)):
-            ring.begin(self.producer)
-        self._fill("cta", "setup")
-        for task in self.tasks_of_cta(self.producer):
-            for scratch in scratches:
-                scratch.loading = True
-            self._fill("task", "begin", task)
-            for scratch in scratches:
-                scratch.loading = False
-                scratch.finish_step()
-            for step in range_(self.steps_of(task)):
-                self._fill("step", "load", task, step)
-            for ring in self.passed_on:
-                ring.pass_on()
-        for ring in self.inputs.values():
-            # Arrivals that outlive who waits for them; what a CTA keeps has none.
-            if not ring.kept and (ring.shared or self.issues):
-                ring.drain()
-
-    def _fill(self, rate: str, hole: str, *args: Any) -> None:
-        """A hole of the producer, which fills the rings of its rate."""
-        rings = {name: ring for name, ring in self.inputs.items() if ring.rate == rate}
-        for ring in rings.values():
-            ring.loading = True
-        self.holes.call(hole, *args)
-        for name, ring in rings.items():
-            ring.loading = False
-            finish_step(ring, self.slots[name])
-
-
-def _shared_ring(beside: Any, role: Role, what: str) -> Ring:
-    """The ring of tiles that others share.
-
-    Raises:
-        ScopeError: no tiles that the role fills.
-    """
-    if not isinstance(beside, Slots) or beside.ring.writer is not role:
-        raise ScopeError(
-            f"pipe.{what}: beside is what the same role fills, got {beside!r} and the {role.name}",
-            hint="p = pipe.ring(kind, writer=score); a = pipe.ring(other, writer=score, beside=p)",
-        )
-    return beside.ring

@@ -26,7 +26,7 @@ from typing import Any
 
 from ..builder import add, current
 from ..errors import LayoutError, Loc, ScopeError, SyncError
-from ..ir import Access, Block, Op, Scope, Value
+from ..ir import Block, Op, Scope, Value
 from ..language.regions import Region
 from ..language.scalars import Var, named, operand_of, select, var
 from ..language.transfers import (
@@ -41,8 +41,9 @@ from ..language.views import GlobalTile
 from ..ops.copies import CopyArrive, CopyAsync, CopyByThreads
 from ..ops.sync import AllocBarriers, Arrive, ArriveExpect, FenceAsync, WaitBarrier
 from ..ops.tma import TmaLoad
-from ..tiles import SharedTileType, SharedVecType
 from . import pairs
+from .accesses import accesses
+from .gather import send
 from .sharing import check_same, num_sharers, share_of, sharers
 
 WARPGROUP_THREADS = 128
@@ -64,6 +65,10 @@ class Party:
     arrivals: int = 1
     fillers: int = 1
 
+    def pass_stage(self, ring: Ring, visit: Visit) -> None:
+        """Gives a stage back within a step, and goes on to the next."""
+        raise NotImplementedError
+
 
 @dataclass(eq=False)
 class Visit:
@@ -80,6 +85,7 @@ class Visit:
         rings: used so far.
         ends: whether its hole may publish and release rings itself, before it ends.
         done: the rings that it has.
+        hole: the block of the hole itself, where it is not `block`: of steps taken in turn.
     """
 
     party: Party
@@ -89,6 +95,12 @@ class Visit:
     rings: list[Ring] = field(default_factory=list)
     ends: bool = False
     done: list[Ring] = field(default_factory=list)
+    hole: Block | None = None
+
+    @property
+    def traced(self) -> Block:
+        """The block that its hole is traced into."""
+        return self.hole or self.block
 
     @property
     def left(self) -> list[Ring]:
@@ -142,6 +154,7 @@ class Ring:
         self.loc: Loc | None = current().loc()
         self.parts = parts
         self.full = add(AllocBarriers(f"{name} full", depth * max(parts, 1)))
+        self.ahead = False  # loaded by a thread of its own
         self.kept = rate == "cta"  # nobody gives it back, so it has no `empty`
         self.empty = self.full
         if not self.kept:
@@ -154,6 +167,8 @@ class Ring:
         self.shared: set[str] = set()  # its stages are filled by CTAs of one row, of one column
         self.visit: Visit | None = None
         self.tiles: list[Value] = []  # allocations of its tiles
+        self.slots: list[Any] = []  # its tiles, as the kernel names them
+        self.gathered: list[Any] = []  # tiles of which each CTA of the cluster fills its own
         self.readers: list[Party] = []
         self.published = False
         self._fences: list[tuple[Block, Op]] = []
@@ -288,6 +303,8 @@ class Ring:
         """Every thread that fills it has written its share of the stage; `advance` comes next."""
         self.published = True
         self._fences.append((current().block, add(FenceAsync())))
+        if self.gathered:
+            send(self, self.writer)  # type: ignore[arg-type]
         add(Arrive(self.full.result, operand_of(self.stage), each=True))
 
     # ---- who fills: the producer
@@ -447,7 +464,7 @@ class Ring:
             return
         assert isinstance(full, AllocBarriers) and isinstance(empty, AllocBarriers), "in __init__"
         if self.writer is not None:
-            full.arrivals = self.writer.fillers * WARPGROUP_THREADS
+            full.arrivals = self.writer.fillers * WARPGROUP_THREADS + bool(self.gathered)
             self._check_sides()
             self._drop_fences()
         readers = 1 if self.parts else sum(party.arrivals for party in self.readers)
@@ -469,25 +486,3 @@ class Ring:
                 f"ring {self.name}: is {wrong}", loc=self.loc,
                 hint="store to it in a hole of its role; use it in another role's, or store it",
             )  # fmt: skip
-
-
-def accesses(block: Block, rings: list[Ring], *, proxy: str) -> bool:
-    """Whether ops of a block read tiles of the rings, by threads or through the async proxy."""
-    tiles = {id(value) for ring in rings for value in ring.tiles}
-    kinds = (Access.READ,) if proxy == "generic" else (Access.ASYNC_READ,)
-    return any(
-        effect.access in kinds and id(root(effect.value)) in tiles
-        for op in block.walk()
-        for effect in op.effects()
-    )
-
-
-def root(value: Value) -> Value:
-    """The allocation behind a view of a view."""
-    op: Op | None = value.op
-    while op is not None and op.operands() and isinstance(
-        value.type, SharedTileType | SharedVecType
-    ):
-        value = op.operands()[0]
-        op = value.op
-    return value

@@ -20,10 +20,12 @@ from ..ops.sync import NamedBarrier
 from ..ops.tensor_moves import ROWS
 from ..tiles import SharedTileType, rt, tt
 from . import between
+from .accesses import accesses
+from .gather import leave
 from .holes import Hole, Holes
 from .issue import Issue
 from .output import Output
-from .ring import WARPGROUP_THREADS, Party, Ring, Visit, accesses, visiting
+from .ring import WARPGROUP_THREADS, Party, Ring, Visit, visiting
 from .scratch import Scratch
 
 if TYPE_CHECKING:
@@ -256,6 +258,8 @@ class Role(Party):
         if self.issue is not None:
             self.issue.end()
         for ring in pipe.rings:
+            if ring.gathered and ring.writer is self:
+                leave(ring, self.turn, self.consumer, self._next_turn)
             ring.forget_unused()
         self.number = None
 
@@ -299,7 +303,7 @@ class Role(Party):
                 for sums in self.step_sums:
                     sums.added = False
                 self._at = (task, step) if self.operands else None
-                self._step(task, step)
+                self._step(task, step, visit)
             held = self._end_step(visit, before, step, start)
         pipe.after_steps(self)
         if held:
@@ -318,7 +322,7 @@ class Role(Party):
         for acc in self.accumulators:
             acc.accumulate = True
 
-    def _step(self, task: Any, step: Scalar) -> None:
+    def _step(self, task: Any, step: Scalar, outer: Visit) -> None:
         """One step and its results; where steps are taken in turn, if it is this warpgroup's.
 
         All wait for what is read, and give it back. Stages that are filled are one warpgroup's.
@@ -326,7 +330,8 @@ class Role(Party):
         own = [ring for ring in self.pipe.rings if ring.writer is self]
         mine = None if self.turn is None else self.turn.get() == self.consumer
         with nullcontext() if mine is None else when(mine):
-            visit = Visit(self, current().block, Scope.WARPGROUP, "step", ends=True)
+            outer.hole = current().block
+            visit = Visit(self, outer.hole, Scope.WARPGROUP, "step", ends=True)
             with visiting(own, visit):
                 self.holes.call("compute", task, step)
             for ring in visit.left:
@@ -336,8 +341,14 @@ class Role(Party):
                 ring.look()
             ring.advance()
         if self.turn is not None:
-            following = self.turn.get() + 1
-            self.turn.set(select(following == self.warpgroups, 0, following))
+            for ring in outer.done:  # who has the turn has given it back already
+                ring.give_back(ring.stage, self.turn.get() != self.consumer)
+            self._next_turn()
+
+    def _next_turn(self) -> None:
+        assert self.turn is not None, "of a role that takes turns"
+        following = self.turn.get() + 1
+        self.turn.set(select(following == self.warpgroups, 0, following))
 
     @staticmethod
     def _before(rings: list[Ring]) -> dict[Ring, Var]:
@@ -357,7 +368,7 @@ class Role(Party):
             ring.advance()
         pending = _mma_left(hole)
         if accesses(hole, read, proxy="generic"):
-            self._meet()
+            self.meet()
         if not pending or any(ring.depth == 1 for ring in read):
             if pending:
                 mma_wait(0)
@@ -391,11 +402,18 @@ class Role(Party):
         if read and _mma_left(hole):
             mma_wait(0)
         if accesses(hole, read, proxy="generic"):
-            self._meet()
+            self.meet()
         for ring in read:
             ring.release()
 
-    def _meet(self) -> None:
+    def pass_stage(self, ring: Ring, visit: Visit) -> None:
+        """Gives a stage back within a step, and goes on to the next."""
+        if accesses(visit.block, [ring], proxy="generic"):
+            self.meet()
+        ring.release()
+
+    def meet(self) -> None:
+        """The threads of the warpgroup wait for each other."""
         number = self.consumer + (self.first + 1)
         add(NamedBarrier(number.value, WARPGROUP_THREADS))
 

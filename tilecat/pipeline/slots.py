@@ -21,7 +21,7 @@ from ..ops.tma import TmaStore
 from ..tiles import ScalesType, SharedTileType, SharedVecType
 from .member import Member
 from .pairs import halved
-from .ring import Ring
+from .ring import Party, Ring
 
 
 class Slots:
@@ -41,6 +41,7 @@ class Slots:
         add(alloc)
         self.alloc = alloc
         ring.tiles.append(alloc.result)
+        ring.slots.append(self)
         self.half: int | None = None  # the axis of which each CTA of a pair has one half
         self.loads = Fraction(0)  # tiles of this step loaded so far
         self.begun: set[Any] = set()  # vectors of which elements are loaded in this step
@@ -161,6 +162,38 @@ class Slots:
         """
         self.ring.give_back_before(when)
 
+    def next(self) -> None:
+        """Goes on to the ring's next stage within a step: each party does so, as often.
+
+        The producer has loaded a stage; who reads gives it back; who fills it publishes it.
+
+            for part in range(2):            # two stages a step
+                tc.load_async(k, K[2 * step + part, 0])
+                if part == 0:
+                    k.next()
+
+        Scope: load, compute and store holes, not inside a branch or a loop; after `tc.mma_wait`
+        for what reads the stage. PTX: as where a step ends.
+        """
+        ring, visit = self.ring, self.ring.visit
+        if ring.loading:
+            finish_step(ring, ring.slots)
+            return
+        wrong = (
+            "in another hole" if visit is None
+            else "before its first use" if ring not in visit.left
+            else "inside of a branch or a loop" if current().block is not visit.block else ""
+        )  # fmt: skip
+        if visit is None or wrong:
+            raise SyncError(f"next: ends the use of a stage in a hole itself, got {self.name} "
+                            f"{wrong}", hint="after the last use of the stage's tiles")
+        visit.rings.remove(ring)
+        if visit.party is ring.writer:
+            ring.publish()
+            ring.advance()
+        else:
+            visit.party.pass_stage(ring, visit)
+
     def claim(self) -> None:
         """Who fills an output: waits until the current stage is empty.
 
@@ -196,7 +229,7 @@ class Slots:
             "in another hole" if not visit.ends
             else "before its first use" if self.ring not in visit.rings
             else "for the second time" if self.ring in visit.done
-            else "inside of a branch or a loop" if current().block is not visit.block else ""
+            else "inside of a branch or a loop" if current().block is not visit.traced else ""
         )  # fmt: skip
         if wrong:
             raise SyncError(
@@ -231,8 +264,12 @@ class Slot:
     @property
     def tile(self) -> SharedTile | SharedVec:
         """Its shared tile, or vector."""
+        self.slots.ring.touch()
+        return self.place()
+
+    def place(self) -> SharedTile | SharedVec:
+        """Its shared tile, or vector, of a party that has waited for the stage, or claimed it."""
         alloc, ring = self.slots.alloc, self.slots.ring
-        ring.touch()
         name = self.slots.name
         first = named(binary("mul", ring.stage, self.slots.count), f"{name}_first")
         position = named(binary("add", first, self.index), f"{name}_tile")
@@ -415,3 +452,17 @@ def finish_step(ring: Ring, slots: list[Slots]) -> None:
         some.loads = Fraction(0)
         some.begun.clear()
     ring.advance()
+
+
+def shared_ring(beside: Any, role: Party, what: str) -> Ring:
+    """The ring of tiles that others share.
+
+    Raises:
+        ScopeError: no tiles that the role fills.
+    """
+    if not isinstance(beside, Slots) or beside.ring.writer is not role:
+        raise ScopeError(
+            f"pipe.{what}: beside is what the same role fills, got {beside!r} and the {role.name}",
+            hint="p = pipe.ring(kind, writer=score); a = pipe.ring(other, writer=score, beside=p)",
+        )
+    return beside.ring

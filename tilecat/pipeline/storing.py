@@ -38,6 +38,7 @@ class Storing(Party):
         self.holes = Holes(pipe.template, "pipe")
         self._before: dict[Ring, Var] = {}
         self._count: dict[Ring, Var] = {}
+        self._passing: set[Ring] = set()  # rings with several stages a step
         self._bulk = False  # some of its stores are asynchronous
 
     @property
@@ -72,7 +73,8 @@ class Storing(Party):
             add(BulkWait(0))
         for ring in rings:
             ring.forget_unused()
-        unused = [r for r in rings if self not in r.readers or r.depth == 1]
+        alone = [r for r in rings if self not in r.readers or r.depth == 1]
+        unused = [*alone, *self._passing.difference(alone)]
         dead = [some[ring].value.op for ring in unused for some in (self._before, self._count)]
         outer.ops[:] = [op for op in outer.ops if not any(op is one for one in dead)]
 
@@ -91,9 +93,15 @@ class Storing(Party):
         for ring in visit.rings:
             self._give_back(ring, groups)
 
+    def pass_stage(self, ring: Ring, visit: Visit) -> None:
+        """Gives a stage back within a step, once it has been read, and goes on to the next."""
+        add(BulkWait(0))
+        self._passing.add(ring)
+        ring.release()
+
     def _give_back(self, ring: Ring, groups: int | None) -> None:
         """The stage before, once all but this visit's stores have been read; or this one."""
-        if ring.depth == 1 or not groups:
+        if ring.depth == 1 or not groups or ring in self._passing:
             if groups != 0:
                 add(BulkWait(0))
             ring.release()

@@ -335,7 +335,7 @@ class Roles(_Stores):
 
     def ring(
         self, kind: SharedTileType | SharedVecType, *, writer: Role, count: int = 1,
-        stages: int = 2, beside: Slots | None = None,
+        stages: int = 2, beside: Slots | None = None, gather: bool = False,
     ) -> Slots:  # fmt: skip
         """`count` tiles, or vectors, a stage that one role fills, for others, or to be stored.
 
@@ -349,6 +349,8 @@ class Roles(_Stores):
             stages: depth, 1 to 32; two let the writer be one step ahead.
             beside: tiles that the role fills at the same time: one ring has both, and `stages` is
                 theirs.
+            gather: the CTAs of the cluster have the stage together: CTA r fills tiles r n to
+                r n + n - 1 of n times as many as there are CTAs, and all of them get all.
 
         Scope: CTA, before the holes.
         """
@@ -361,7 +363,7 @@ class Roles(_Stores):
                 f"multiple of {writer.warpgroups}, got {stages=}",
                 hint=f"stages={writer.warpgroups}",
             )
-        return self._filled_by(writer, kind, count, stages, "ring", beside)
+        return self._filled_by(writer, kind, count, stages, "ring", beside, gather)
 
     def _check_holes(self) -> None:
         if not self.roles:
