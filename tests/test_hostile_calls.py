@@ -88,6 +88,10 @@ def with_bias(values: Any) -> Any:
                                np.lib.stride_tricks.as_strided(
                                    single(160, 64), (1, 2, 160, 64), (0, 0, 256, 4))), LayoutError,
          "based_step: state is written, and its elements must lie apart"),
+        (lambda: tc.based(normal(1, 2, 64, 16), normal(1, 2, 64, 16), normal(1, 2, 64, 64),
+                          use_norm=np.ones(3)), DTypeError, "based: use_norm is True or False"),
+        (lambda: tc.cross_entropy_grad(normal(5, 9), np.arange(5), inplace=np.ones(3)), DTypeError,
+         "cross_entropy_grad: inplace is True or False, got ndarray"),
         (lambda: tc.ssd_step(normal(1, 2, 64), single(1, 2), single(2), normal(1, 1, 64),
                              normal(1, 1, 64), single(1, 2, 64, 64)), LayoutError,
          "ssd_step: A is negative, got "),
@@ -287,7 +291,7 @@ OTHERS = (None, "x", object(), 3, -1, 0, 10**30, 0.5, float("nan"), float("inf")
 
 def wrong(x: Any) -> Iterator[Any]:
     """What may stand in the place of an argument, most of it wrong."""
-    yield from (y for y in OTHERS if not (isinstance(x, bool) and isinstance(y, np.ndarray)))
+    yield from OTHERS
     if not isinstance(x, np.ndarray):
         return
     for axis, extent in enumerate(x.shape):

@@ -15,7 +15,7 @@ from .kernels.attention_rows import ROWS, attention_delta, attention_dq
 from .kernels.attention_scores import Mods
 from .kernels.score_mods import alibi
 from .ready import Launch, again, key_of, remember
-from .row_arguments import first_that_fits
+from .row_arguments import check_flag, first_that_fits
 from .runtime.arrays import ArrayView, allocator, check_address, view
 
 HALVES = ("bf16", "f16")
@@ -97,7 +97,8 @@ def attention_backward(
     starts = None if cu_seqlens_q is cu_seqlens_k is None else (cu_seqlens_q, cu_seqlens_k)
     options = causal, window, scale, softcap, bias, mask_mod, score_mod, None, starts
     given = (dout, q, k, v, out, lse)
-    asked = bool(deterministic), bool(bias_grad), sinks
+    asked = (check_flag("attention_backward", "deterministic", deterministic),
+             check_flag("attention_backward", "bias_grad", bias_grad), sinks)  # fmt: skip
     key = key_of(given, ("backward", *asked, *options))
     made = again(key, given) or _run(key, given, Options(*options), *asked)
     more: list[Any] = [_like(made[BIAS], bias)] if bias_grad else []

@@ -21,8 +21,8 @@ from .kernels.attention_decode import attention_decode as kernel
 from .kernels.attention_scores import Edges
 from .operators import num_sms
 from .ready import Launch, Results, again, allocate, key_of, present, remember
-from .row_arguments import first_that_fits
-from .runtime.arrays import ITEM_BYTES, ArrayView, tma_ok, view
+from .row_arguments import check_flag, first_that_fits
+from .runtime.arrays import ITEM_BYTES, ArrayView, shape_of, tma_ok, view
 from .runtime.workspace import workspace
 
 MAX_QUERIES = 16
@@ -96,6 +96,8 @@ def attention_decode(
 
     Example: `y = tc.attention_decode(q, k, v, cache_seqlens=lengths, block_table=table)`
     """
+    return_lse = check_flag("attention_decode", "return_lse", return_lse)
+    causal = check_flag("attention_decode", "causal", causal)
     tensors = q, k_cache, v_cache, cache_seqlens, block_table, scale_k, scale_v, out, lse
     key = key_of(tensors, ("decode", return_lse, causal, window, scale, softcap, sinks))
     given = present(tensors)
@@ -128,7 +130,7 @@ class _Call:
         self.room = keys.shape[1]
         if table is not None:
             self.page = _check_pages(keys, values)
-            columns = (*getattr(table, "shape", ()), 0, 0)[1]
+            columns = (*shape_of(table), 0, 0)[1]
             check_array("block_table", table, (self.batch, columns), ("s32",), "B x pages")
             self.room = self.page * columns
         if lengths is not None:
@@ -378,7 +380,7 @@ def _check_entries(lengths: Any, table: Any, pages: int, page: int, room: int) -
     """
     used = None
     if lengths is not None:
-        used = np.asarray(lengths)
+        used = view(lengths).array
         if (used < 0).any() or (used > room).any():
             raise LayoutError(
                 f"attention_decode: cache_seqlens are 0 to {room}, the keys there is room for, "
@@ -386,7 +388,7 @@ def _check_entries(lengths: Any, table: Any, pages: int, page: int, room: int) -
             )
     if table is None:
         return
-    entries = np.asarray(table)
+    entries = view(table).array
     first = np.arange(entries.shape[1]) * page
     mine = np.broadcast_to(True, entries.shape) if used is None else first < used[:, None]
     wrong = mine & ((entries < 0) | (entries >= pages))

@@ -18,7 +18,7 @@ from .kernels import score_mods
 from .kernels.attention_factors import BLOCK
 from .kernels.attention_scores import FAR, Edges, Mods
 from .kernels.epilogues import Step
-from .runtime.arrays import ArrayView
+from .runtime.arrays import ArrayView, shape_of
 
 SCALES = (2.0**-149, float(np.finfo(np.float32).max))  # positive and finite in f32
 MAX_CAP = 1 << 14  # with which a score is off by 2**-8: see `Scores.apply`
@@ -59,7 +59,7 @@ class Options:
         for name, value, ends in zip(NAMES, self.starts, (rows, key_rows), strict=True):
             if value is None:
                 raise LayoutError(f"attention: takes both {' and '.join(NAMES)}, got no {name}")
-            shape = tuple(getattr(self.starts[0], "shape", ()))
+            shape = shape_of(self.starts[0])
             if len(shape) != 1 or shape[0] < 1:
                 raise LayoutError(
                     f"attention: {name} has one axis, one longer than there are sequences, got "
@@ -88,7 +88,7 @@ class Options:
                 "attention: scale_q, scale_k and scale_v come together, and not with cu_seqlens"
             )
         batch, heads, queries, keys = shape
-        by_block = len(getattr(self.factors[0], "shape", ())) == 3
+        by_block = len(shape_of(self.factors[0])) == 3
         for name, value, count, rows in zip(
             ("scale_q", "scale_k", "scale_v"), self.factors, (heads, groups, groups),
             (queries, keys, keys), strict=True,
@@ -250,7 +250,7 @@ def _check_takes(name: str, function: Callable[..., Any], form: str, count: int)
     try:
         inspect.signature(function).bind(*[None] * count)
     except (TypeError, ValueError) as error:
-        shown = f"{getattr(function, '__name__', function)}{inspect.signature(function)}"
+        shown = getattr(function, "__name__", type(function).__name__)
         raise LayoutError(
             f"attention: {name} is called as {form} with the arguments given beside it, got "
             f"{shown}: {error}"

@@ -12,6 +12,7 @@ from .kernels.based import based as kernel
 from .kernels.based_gradient import based_gradient, sum_parts
 from .kernels.chunk_tasks import CHUNK
 from .ready import Launch, again, key_of
+from .row_arguments import check_flag
 from .runtime.arrays import ITEM_BYTES, allocator, view
 from .scan_call import ROW_BYTES, check, run, whole_rows
 
@@ -41,7 +42,7 @@ def based_backward(
     Example: `dq, dk, dv, _ = tc.based_backward(do, q, k, v)`
     """
     tensors = (do, q, k, v, initial_state, d_final_state)
-    norm = bool(use_norm)
+    norm = check_flag("based_backward", "use_norm", use_norm)
     key = key_of(tensors, ("based_backward", scale, norm))
     given = tuple(x for x in tensors if x is not None)
     made = again(key, given) or _run(key, given, tensors, scale, norm)

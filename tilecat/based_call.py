@@ -10,6 +10,7 @@ from .errors import LayoutError
 from .kernels.based import DIM, FEATURES
 from .kernels.based import based as kernel
 from .ready import Launch, again, key_of
+from .row_arguments import check_flag
 from .runtime.arrays import view
 from .scan_call import (
     check,
@@ -57,7 +58,8 @@ def based(
     Example: `o, _ = tc.based(q, k, v)`
     """
     tensors = (q, k, v, initial_state)
-    norm, wants = bool(use_norm), bool(output_final_state)
+    norm = check_flag("based", "use_norm", use_norm)
+    wants = check_flag("based", "output_final_state", output_final_state)
     key = key_of(tensors, ("based", scale, norm, wants))
     given = tuple(x for x in tensors if x is not None)
     made = again(key, given) or _run(key, given, tensors, scale, norm, wants)
@@ -82,7 +84,7 @@ def based_step(q: Any, k: Any, v: Any, state: Any, scale: float | None = None) -
     Example: `o = tc.based_step(q, k, v, state)`
     """
     for what, x in (("q", q), ("k", k), ("v", v)):
-        shape = tuple(getattr(x, "shape", ()))
+        shape = tuple(view(x).shape)
         if len(shape) != 3:
             raise LayoutError(f"based_step: {what} is batch x heads x dim, got the shape {shape}")
     if state is None:

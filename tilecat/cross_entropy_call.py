@@ -12,7 +12,7 @@ from .array_arguments import array_of, check_devices
 from .errors import DTypeError, LayoutError
 from .kernels.cross_entropy import PIECE, scale_rows
 from .kernels.cross_entropy import cross_entropy as kernel
-from .row_arguments import FLOATS, check_number, first_that_fits
+from .row_arguments import FLOATS, check_flag, check_number, first_that_fits
 from .runtime.arrays import ITEM_BYTES, ArrayView, empty, view
 
 REDUCTIONS = ("mean", "sum", "none")
@@ -94,6 +94,7 @@ def cross_entropy_grad(
     Example: `loss, dlogits = tc.cross_entropy_grad(logits, labels, inplace=True)`
     """
     loss = loss_of("cross_entropy_grad", ignore_index, label_smoothing, z_loss, reduction)
+    inplace = check_flag("cross_entropy_grad", "inplace", inplace)
     _check("cross_entropy_grad", x, target)
     factor = factor_of(x, target, loss, reduction)
     losses, _, grad = forward("cross_entropy_grad", x, target, loss, factor=factor,
@@ -107,7 +108,7 @@ def loss_of(call: str, ignored: Any, smoothing: Any, z_loss: Any, reduction: Any
     Raises:
         LayoutError: numbers outside their range, or another reduction.
     """
-    if reduction not in REDUCTIONS:
+    if not isinstance(reduction, str) or reduction not in REDUCTIONS:
         raise LayoutError(f"{call}: reduction is {', '.join(REDUCTIONS)}, got {reduction!r}")
     if isinstance(ignored, bool) or not isinstance(ignored, int) or not -(2**31) <= ignored < 2**31:
         raise LayoutError(f"{call}: ignore_index is an int of 32 bits, got {ignored!r}")

@@ -15,6 +15,7 @@ from .kernels.gate_gradients import gate_gradients
 from .kernels.linear_attention import linear_attention
 from .linear_attention_backward_call import stripes_of
 from .ready import Launch, again, key_of
+from .row_arguments import check_flag
 from .runtime.arrays import ITEM_BYTES, allocator, view
 from .scan_call import ROW_BYTES, check, plan, run, turned, whole_rows
 
@@ -43,8 +44,10 @@ def gated_delta_rule_backward(
 
     Example: `dq, dk, dv, dg, dbeta, _ = tc.gated_delta_rule_backward(do, q, k, v, g, beta)`
     """
+    norm = check_flag("gated_delta_rule_backward", "use_qk_l2norm_in_kernel",
+                      use_qk_l2norm_in_kernel)  # fmt: skip
     call = Call("gated_delta_rule_backward", q, k, v, g, beta, scale, initial_state, cu_seqlens,
-                bool(use_qk_l2norm_in_kernel))  # fmt: skip
+                norm)  # fmt: skip
     tensors = (do, q, k, v, g, beta, initial_state, d_final_state, cu_seqlens)
     given = tuple(x for x in tensors if x is not None)
     key = key_of(tensors, (call.name, scale, call.norm))

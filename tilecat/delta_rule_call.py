@@ -10,7 +10,8 @@ from .errors import LayoutError
 from .kernels.delta_rule import delta_rule as kernel
 from .kernels.delta_rule_step import delta_rule_step as step_kernel
 from .ready import Launch, again, key_of
-from .runtime.arrays import allocator, view
+from .row_arguments import check_flag
+from .runtime.arrays import allocator, shape_of, view
 from .scan_call import (
     HALVES,
     check,
@@ -125,8 +126,10 @@ class Call:
     def forward(self, wants_state: bool) -> tuple[Any, Any]:
         """The output, and the state after the last token if it is wanted."""
         tensors = (self.q, self.k, self.v, self.g, self.beta, self.state, self.starts)
-        key = key_of(tensors, (self.name, self.scale, bool(self.norm), bool(wants_state)))
-        made = again(key, self.given) or self._forward(key, bool(wants_state))
+        self.norm = check_flag(self.name, "use_qk_l2norm_in_kernel", self.norm)
+        wants_state = check_flag(self.name, "output_final_state", wants_state)
+        key = key_of(tensors, (self.name, self.scale, self.norm, wants_state))
+        made = again(key, self.given) or self._forward(key, wants_state)
         return made[0], made[1] if wants_state else None
 
     def _forward(self, key: Any, wants_state: bool) -> tuple[Any, ...]:
@@ -139,7 +142,7 @@ class Call:
         gates = None if self.g is None else turned(self.g)
         rest = (gates, self.starts, self.state, made[1] if wants_state else None)
         params = {
-            "dim": DIMS[dim > DIMS[0]], "g": self.g is not None, "norm": bool(self.norm),
+            "dim": DIMS[dim > DIMS[0]], "g": self.g is not None, "norm": self.norm,
             "packed": self.starts is not None, "start": self.state is not None,
             "end": wants_state,
         }  # fmt: skip
@@ -213,7 +216,7 @@ def gated_delta_rule_step(
     Example: `o = tc.gated_delta_rule_step(q, k, v, g, beta, state)`
     """
     name, arrays = "gated_delta_rule_step", (q, k, v, g, beta, state)
-    norm = bool(use_qk_l2norm_in_kernel)
+    norm = check_flag(name, "use_qk_l2norm_in_kernel", use_qk_l2norm_in_kernel)
     key = key_of(arrays, (name, scale, norm))
     given = tuple(x for x in arrays if x is not None)
     found = again(key, given)
@@ -239,7 +242,7 @@ def _check_step(
     """B, H, K and V."""
     shapes = []
     for what, x in (("q", q), ("v", v)):
-        shape = tuple(getattr(x, "shape", ()))
+        shape = shape_of(x)
         if len(shape) != 3:
             raise LayoutError(f"{name}: {what} is batch x heads x dim, got the shape {shape}")
         check(name, what, x, shape, HALVES, "batch x heads x dim")

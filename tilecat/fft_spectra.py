@@ -75,6 +75,11 @@ def spectrum_of(plan: Plan, k: Any, like: Any, dtype: str, *, conj: bool = False
     torch = _torch(like)
     if torch is None:
         return _numpy_spectrum(plan, np.asarray(k, np.float64), by_name(dtype).numpy, conj)
+    if not isinstance(k, torch.Tensor):
+        raise DTypeError(
+            f"fft_conv: k is an array of u's library, got a tensor of torch and {type(k).__name__}",
+            hint="torch.as_tensor(k)",
+        )
     with torch.no_grad():
         kind = getattr(torch, by_name(dtype).torch)
         made = functools.partial(_torch_spectrum, torch, plan, k, kind, conj)

@@ -19,7 +19,7 @@ from .errors import DTypeError, LayoutError
 from .gemm_groups import Groups
 from .kernels import epilogues
 from .kernels.epilogues import Step
-from .runtime.arrays import ITEM_BYTES, ArrayView, empty, view
+from .runtime.arrays import ITEM_BYTES, ArrayView, empty, shape_of, view
 
 HALVES = ("bf16", "f16")
 FP8 = ("e4m3", "e5m2")
@@ -114,7 +114,7 @@ def prepare(a: Any, b: Any, out: Any, options: Options) -> GemmCall:
     arrays = (_k_last(a, left, 1), _k_last(b, right, 2), out)
     if groups is None:
         # Axes of a tensor that a step takes are matched with those of the batch: it stays.
-        merge = all(len(getattr(arg, "shape", ())) < 2 for arg in args)
+        merge = all(len(shape_of(arg)) < 2 for arg in args)
         arrays = _planes(shape[:-2], arrays, merge)
     return GemmCall(out, arrays, args, params, (m, n, k), math.prod(shape[:-2]), names)
 
@@ -366,7 +366,7 @@ def _check_takes(function: Callable[..., Any], count: int, sums: int) -> None:
     try:
         inspect.signature(function).bind(*[None] * (sums + 1 + count))
     except (TypeError, ValueError) as error:
-        name = f"{getattr(function, '__name__', function)}{inspect.signature(function)}"
+        name = getattr(function, "__name__", type(function).__name__)
         takes = "(x, y, at)" if sums > 1 else "(x, at)"
         raise LayoutError(
             f"matmul: a step of the epilogue takes {takes} and the arguments given with it, got "

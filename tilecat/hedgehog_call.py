@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from .array_arguments import check_devices
 from .errors import LayoutError
 from .kernels.chunk_tasks import CHUNK
@@ -87,7 +85,7 @@ def check_window(window: Any) -> None:
     Raises:
         LayoutError: it is no block.
     """
-    if isinstance(window, bool) or window != CHUNK:
+    if type(window) is not int or window != CHUNK:
         raise LayoutError(f"hedgehog: window is {CHUNK}, the block of tokens, got {window!r}")
 
 
@@ -132,7 +130,7 @@ def _check(tensors: tuple[Any, ...], window: Any) -> tuple[int, int, int, int]:
         check("hedgehog", what, x, (heads, dim, MAP), (query.dtype,), f"H x D x {MAP}")
     for what, x in (("alpha", alpha), ("beta", beta)):
         check("hedgehog", what, x, (heads,), ("f32",), "H")
-    if view(beta).device == "cpu" and not (np.asarray(beta) > 0).all():
+    if view(beta).device == "cpu" and not (view(beta).array > 0).all():
         raise LayoutError(f"hedgehog: beta, of the window, is positive, got {beta!r}")
     for what, x, more in (("kv_state", kv, (dim,)), ("k_state", ks, ())):
         if x is not None:

@@ -12,6 +12,7 @@ from .kernels.gate_gradients import checkpoint_products, gate_gradients, sum_gat
 from .linear_attention_call import Call, Scan
 from .operators import num_sms
 from .ready import Launch, again
+from .row_arguments import check_flag
 from .runtime.arrays import allocator, view
 from .scan_call import check, run, turned
 from .scan_segments import Segments
@@ -48,8 +49,9 @@ def simple_gla_backward(
     """
     call = Call("simple_gla_backward", q, k, v, g, g_gamma, scale, initial_state, cu_seqlens)
     more = (do, d_final_state)
+    wants_d_gamma = check_flag(call.name, "wants_d_gamma", wants_d_gamma)
     key, given = call.key(*more), call.given(*more)
-    key = None if key is None else (bool(wants_d_gamma), *key)
+    key = None if key is None else (wants_d_gamma, *key)
     if wants_d_gamma and g_gamma is None:
         raise LayoutError(f"{call.name}: wants_d_gamma is for a g_gamma, got None")
     made = list(again(key, given) or _run(key, given, call, do, d_final_state, wants_d_gamma))

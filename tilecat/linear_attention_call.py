@@ -10,6 +10,7 @@ from .errors import LayoutError
 from .kernels.chunk_tasks import CHUNK, WHOLE
 from .kernels.linear_attention import linear_attention as kernel
 from .ready import Launch, again, key_of
+from .row_arguments import check_flag
 from .runtime.arrays import allocator, view
 from .scan_call import (
     check,
@@ -188,8 +189,9 @@ class Call:
     def forward(self, wants_state: bool) -> tuple[Any, Any]:
         """The output, and the state after the last token if it is wanted."""
         key = self.key()
-        key = None if key is None else (bool(wants_state), *key)
-        made = again(key, self.given()) or self._forward(key, bool(wants_state))
+        wants_state = check_flag(self.name, "output_final_state", wants_state)
+        key = None if key is None else (wants_state, *key)
+        made = again(key, self.given()) or self._forward(key, wants_state)
         return made[0], made[1] if wants_state else None
 
     def _forward(self, key: Any, wants_state: bool) -> tuple[Any, ...]:

@@ -10,7 +10,7 @@ from .array_arguments import array_of, check_devices
 from .errors import LayoutError
 from .kernels.norm import BACKWARD, FORWARD, column_sums, norm_backward, norm_forward
 from .operators import num_sms
-from .row_arguments import FLOATS, check_number, first_that_fits
+from .row_arguments import FLOATS, check_flag, check_number, first_that_fits
 from .runtime.arrays import ArrayView, empty, view
 
 PER_WARP = 1024  # columns of a warp's part of a row: 32 values a lane of each tensor
@@ -75,6 +75,8 @@ def layer_norm_fn(
     norm = norm_of("layer_norm_fn", eps, dropout_p, is_rms_norm, seed)
     named = {"weight": weight, "bias": bias, "residual": residual, "rowscale": rowscale}
     kept = None
+    prenorm = check_flag("layer_norm_fn", "prenorm", prenorm)
+    residual_in_fp32 = check_flag("layer_norm_fn", "residual_in_fp32", residual_in_fp32)
     if prenorm:
         kept = "f32" if residual is None and residual_in_fp32 else view(
             x if residual is None else residual).dtype  # fmt: skip
@@ -93,7 +95,7 @@ def norm_of(call: str, eps: Any, p: Any, rms: Any, seed: Any) -> Norm:
     if p and seed is None:
         raise LayoutError(f"{call}: dropout wants a seed, got None with dropout_p={p}",
                           hint="seed=step")  # fmt: skip
-    return Norm(eps, p, bool(rms))
+    return Norm(eps, p, check_flag(call, "is_rms_norm", rms))
 
 
 def forward(

@@ -127,13 +127,17 @@ def _key(a: Any, b: Any, out: Any, options: tuple[Any, ...]) -> tuple[Any, ...] 
     named = tokens(*options) if options else ()
     if named is None:
         return None
-    if out is None:
-        return (a.shape, b.shape, a.stride(), b.stride(), a.dtype, b.dtype, a.get_device(),
-                b.get_device(), named)  # fmt: skip
-    if type(out) not in TENSORS:
+    try:
+        if out is None:
+            return (a.shape, b.shape, a.stride(), b.stride(), a.dtype, b.dtype, a.get_device(),
+                    b.get_device(), named)  # fmt: skip
+        if type(out) not in TENSORS:
+            return None
+        return (a.shape, b.shape, out.shape, a.stride(), b.stride(), out.stride(), a.dtype,
+                b.dtype, out.dtype, a.get_device(), b.get_device(), out.get_device(),
+                named)  # fmt: skip
+    except RuntimeError:  # a tensor without strides: sparse, nested
         return None
-    return (a.shape, b.shape, out.shape, a.stride(), b.stride(), out.stride(), a.dtype, b.dtype,
-            out.dtype, a.get_device(), b.get_device(), out.get_device(), named)  # fmt: skip
 
 
 def _on_machine(call: GemmCall, target: str) -> Any:

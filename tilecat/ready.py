@@ -114,13 +114,16 @@ def key_of(tensors: tuple[Any, ...], options: tuple[Any, ...]) -> tuple[Any, ...
         options: numbers, strings, functions, tensors (whose addresses count), tuples of them.
     """
     found: list[Any] = []
-    for x in tensors:
-        if x is None:
-            found.append(None)
-        elif type(x) in TENSORS:
-            found += (x.shape, x.stride(), x.dtype, x.get_device())
-        else:
-            return None
+    try:
+        for x in tensors:
+            if x is None:
+                found.append(None)
+            elif type(x) in TENSORS:
+                found += (x.shape, x.stride(), x.dtype, x.get_device())
+            else:
+                return None
+    except RuntimeError:  # a tensor without strides: sparse, nested
+        return None
     if options:
         named = tokens(*options)
         if named is None:
@@ -141,7 +144,10 @@ def tokens(*options: Any) -> tuple[Any, ...] | None:
             continue
         kind = type(x)
         if kind in TENSORS:
-            found.append((x.data_ptr(), x.get_device(), x.dtype, x.shape, x.stride()))
+            try:
+                found.append((x.data_ptr(), x.get_device(), x.dtype, x.shape, x.stride()))
+            except RuntimeError:  # a tensor without memory of its own
+                return None
         elif kind in NUMBERS:
             found.append((kind, x or repr(x)))  # 0.0 and -0.0 differ
         elif kind is str:
@@ -231,7 +237,10 @@ def three_again(a: Any, b: Any, out: Any) -> bool:
     """Launches again what `remember_three` was told of; False unless the tensors lie as then."""
     if type(a) not in TENSORS or type(b) not in TENSORS or type(out) not in TENSORS:
         return False
-    found = _three.get((a.data_ptr(), b.data_ptr(), out.data_ptr()))
+    try:
+        found = _three.get((a.data_ptr(), b.data_ptr(), out.data_ptr()))
+    except RuntimeError:  # a tensor without memory of its own
+        return False
     if found is None:
         return False
     layout, launch = found

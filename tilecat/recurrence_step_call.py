@@ -10,7 +10,8 @@ from .kernels.recurrence_step import gla_step
 from .kernels.recurrence_step import ssd_step as ssd_kernel
 from .linear_attention_call import lightning_decays
 from .ready import Launch, again, key_of, present, remember
-from .runtime.arrays import allocator, view
+from .row_arguments import check_flag
+from .runtime.arrays import allocator, shape_of, view
 from .scan_call import HALVES, check, check_features, check_number, check_rates
 
 
@@ -117,7 +118,8 @@ def ssd_step(
     Example: `y = tc.ssd_step(x, dt, A, B, C, state, D=D, dt_bias=bias, dt_softplus=True)`
     """
     name, arrays = "ssd_step", (x, dt, A, B, C, state, D, z, dt_bias)
-    key, given = key_of(arrays, (name, bool(dt_softplus))), present(arrays)
+    softplus = check_flag(name, "dt_softplus", dt_softplus)
+    key, given = key_of(arrays, (name, softplus)), present(arrays)
     if (made := again(key, given)) is not None:
         return made[0]
     batch, heads, dim = shape = _three(name, "x", x)
@@ -146,7 +148,7 @@ def ssd_step(
     out = make()
     if 0 in shape:
         return out
-    params |= {"softplus": bool(dt_softplus), "names": tuple(more)}
+    params |= {"softplus": softplus, "names": tuple(more)}
     launch = Launch(ssd_kernel, (x, dt, A, B, C, state, out), tuple(more.values()), params)
     launch.run()
     remember(key, given, (make,), (out,), (launch,))
@@ -159,7 +161,7 @@ def _three(name: str, what: str, value: Any) -> tuple[int, int, int]:
     Raises:
         LayoutError: other axes. DTypeError: other dtypes.
     """
-    shape = tuple(getattr(value, "shape", ()))
+    shape = shape_of(value)
     if len(shape) != 3:
         raise LayoutError(f"{name}: {what} has 3 axes, batch x heads x dim, got the shape {shape}")
     check(name, what, value, shape, HALVES, "batch x heads x dim")

@@ -7,7 +7,7 @@ from typing import Any
 from .array_arguments import array_of, check_devices
 from .errors import DTypeError, LayoutError
 from .kernels.rotary import TOKENS, rotary
-from .row_arguments import FLOATS, first_that_fits
+from .row_arguments import FLOATS, check_flag, first_that_fits
 from .runtime.arrays import ArrayView, empty, view
 
 WARPS = 4  # of a CTA
@@ -88,6 +88,8 @@ def turned(call: str, given: dict[str, Any], cos: Any, sin: Any, options: Option
         LayoutError, DTypeError, ResourceError: see `apply_rotary`.
     """
     interleaved, inplace, offsets, starts, most, conjugate = options
+    inplace = check_flag(call, "inplace", inplace)
+    interleaved = check_flag(call, "interleaved", interleaved)
     arrays, pairs = _check(call, given, cos, sin, starts)
     first = next(iter(arrays.values()))
     tokens, dim = first.shape[0 if starts is not None else 1], first.shape[-1]
@@ -106,7 +108,7 @@ def turned(call: str, given: dict[str, Any], cos: Any, sin: Any, options: Option
     if len(whole) == 1:  # no keys: an array of none
         whole.append((whole[0][0][:, :, :0], whole[0][1][:, :, :0]))
     more = [*([] if starts is None else [starts]), *([] if moved is None else [moved])]
-    params = {"R": pairs, "D": dim, "interleaved": bool(interleaved), "conjugate": bool(conjugate),
+    params = {"R": pairs, "D": dim, "interleaved": interleaved, "conjugate": bool(conjugate),
               "packed": starts is not None, "offsets": moved is not None}  # fmt: skip
     sequences = view(starts).shape[0] - 1 if starts is not None else first.shape[0]
     heads = [array.shape[-2] for array in arrays.values()]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .errors import LayoutError, ResourceError
+from .errors import DTypeError, LayoutError, ResourceError
 
 FLOATS = ("bf16", "f16", "f32")
 
@@ -26,6 +26,22 @@ def check_number(
         end = f"below {high:g}" if open_ else f"at most {high:g}"
         raise LayoutError(f"{call}: {name} is a number, at least {low:g} and {end}, got {value!r}")
     return float(value)
+
+
+def check_flag(call: str, name: str, value: Any) -> bool:
+    """Whether an option is asked for.
+
+    Raises:
+        DTypeError: neither true nor false: an array.
+    """
+    if type(value) is bool:
+        return value
+    try:
+        return bool(value)
+    except Exception:  # noqa: BLE001
+        raise DTypeError(
+            f"{call}: {name} is True or False, got {type(value).__name__} {value!r}"
+        ) from None
 
 
 def first_that_fits(

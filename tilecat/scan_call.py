@@ -16,7 +16,7 @@ from .errors import DTypeError, LayoutError, ResourceError
 from .kernels.chunk_tasks import CHUNK
 from .operators import num_sms
 from .ready import Launch, remember
-from .runtime.arrays import ITEM_BYTES, ArrayView, allocator, tma_ok, view
+from .runtime.arrays import ITEM_BYTES, ArrayView, allocator, shape_of, tma_ok, view
 
 HALVES = ("bf16", "f16")
 FEATURES = (32, 64, 96, 128, 192, 256)  # columns of tiles of features
@@ -102,7 +102,7 @@ def check_starts(name: str, starts: Any, batch: int, length: int) -> int:
     """
     if starts is None:
         return batch
-    shape = tuple(getattr(starts, "shape", ()))
+    shape = shape_of(starts)
     if len(shape) != 1 or shape[0] < 1:
         raise LayoutError(
             f"{name}: cu_seqlens has one axis, one longer than there are sequences, got {starts!r}"

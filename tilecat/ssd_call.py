@@ -10,6 +10,7 @@ from .array_arguments import check_devices
 from .errors import LayoutError
 from .kernels.ssd import ssd as kernel
 from .ready import Launch, again, key_of
+from .row_arguments import check_flag
 from .runtime.arrays import view
 from .scan_call import (
     check,
@@ -71,11 +72,12 @@ def ssd(
     Example: `y = tc.ssd(x, dt, A, B, C, D=D, dt_bias=bias, dt_softplus=True)`
     """
     arrays = x, dt, A, B, C, D, z, dt_bias, initial_states, seq_idx, cu_seqlens
-    options = (*options_of("ssd", chunk_size, dt_softplus, dt_limit), bool(return_final_states))
+    wants = check_flag("ssd", "return_final_states", return_final_states)
+    options = (*options_of("ssd", chunk_size, dt_softplus, dt_limit), wants)
     key = key_of(arrays, ("ssd", *options))
     given = tuple(a for a in arrays if a is not None)
     made = again(key, given) or _run(key, given, Call("ssd", *arrays, *options))
-    return (made[0], made[1]) if return_final_states else made[0]
+    return (made[0], made[1]) if wants else made[0]
 
 
 def options_of(
@@ -88,6 +90,15 @@ def options_of(
     """
     if isinstance(chunk_size, bool) or not isinstance(chunk_size, int) or chunk_size < 1:
         raise LayoutError(f"{name}: chunk_size is an int from 1 up, got {chunk_size!r}")
+    return check_flag(name, "dt_softplus", softplus), check_limit(name, limit)
+
+
+def check_limit(name: str, limit: Any) -> tuple[float, float]:
+    """Both ends that dt is clamped to.
+
+    Raises:
+        LayoutError: no two ascending numbers.
+    """
     numbers = isinstance(limit, tuple | list) and [
         x for x in limit if isinstance(x, int | float) and not isinstance(x, bool)
     ]
@@ -95,7 +106,7 @@ def options_of(
         raise LayoutError(
             f"{name}: dt_limit is two ascending numbers, got {limit!r}", hint="(0.0, float('inf'))"
         )
-    return bool(softplus), (float(limit[0]), float(limit[1]))
+    return float(limit[0]), float(limit[1])
 
 
 @dataclass(eq=False)

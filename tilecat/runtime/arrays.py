@@ -78,6 +78,18 @@ def view(x: Any) -> ArrayView:
     return viewer(x)
 
 
+def shape_of(x: Any) -> tuple[int, ...]:
+    """Extents of an argument; none of what is no array.
+
+    Raises:
+        DTypeError: a tensor of torch that has none, nested.
+    """
+    try:
+        return tuple(getattr(x, "shape", ()))
+    except RuntimeError:
+        return tuple(view(x).shape)
+
+
 def empty(like: Any, shape: tuple[int, ...], dtype: str) -> Any:
     """A new array of the library and on the device of `like`, its contents undefined.
 
@@ -136,14 +148,17 @@ def call_key(args: tuple[Any, ...]) -> tuple[Any, ...] | None:
     overlaps and TMA reaches it, holds for the other. Tensors on the CPU have keys too.
     """
     found: list[Any] = []
-    for arg in args:
-        kind = type(arg)
-        if kind in TENSORS:
-            found += (arg.data_ptr(), arg.get_device(), arg.dtype, arg.shape, arg.stride())
-        elif kind is float or kind is int:
-            found += (kind, arg or repr(arg))  # 0.0 and -0.0 differ
-        else:
-            return None
+    try:
+        for arg in args:
+            kind = type(arg)
+            if kind in TENSORS:
+                found += (arg.data_ptr(), arg.get_device(), arg.dtype, arg.shape, arg.stride())
+            elif kind is float or kind is int:
+                found += (kind, arg or repr(arg))  # 0.0 and -0.0 differ
+            else:
+                return None
+    except RuntimeError:  # a tensor without memory of its own, or without strides
+        return None
     return tuple(found)
 
 
@@ -260,12 +275,22 @@ def _view_numpy(x: np.ndarray) -> ArrayView:
 
 
 def _view_torch(x: Any) -> ArrayView:
-    if not x.is_cuda:
-        return _view_torch_cpu(x)
-    name = _torch_names().get(x.dtype)
-    if name is None:
-        raise _dtype_error(x.dtype)
-    return ArrayView(_CUDA[x.get_device()], x.data_ptr(), x.shape, x.stride(), name, False, x)
+    try:
+        if x.is_neg():
+            raise RuntimeError("its elements are the negatives of those in memory")
+        if not x.is_cuda:
+            return _view_torch_cpu(x)
+        name = _torch_names().get(x.dtype)
+        if name is None:
+            raise _dtype_error(x.dtype)
+        return ArrayView(_CUDA[x.get_device()], x.data_ptr(), x.shape, x.stride(), name, False, x)
+    except RuntimeError as error:  # sparse, nested, of oneDNN, fake, lazily negated
+        reason = str(error).partition("\n")[0]
+        raise DTypeError(
+            f"view: a tensor of torch lies in strided memory, got a {type(x).__name__} of layout "
+            f"{x.layout}: {reason}",
+            hint="x.to_dense(), x.resolve_neg(), or a tensor that has its elements",
+        ) from None
 
 
 def _view_torch_cpu(x: Any) -> ArrayView:

@@ -10,6 +10,7 @@ from ..attention_backward_call import attention_backward
 from ..attention_call import attention as attention_forward
 from ..attention_options import Options
 from ..errors import LayoutError
+from ..row_arguments import check_flag
 from .library import define, packed, requires_grad, scale_of, torch
 from .mods import name_of, restore
 from .products import RESULT
@@ -49,15 +50,17 @@ def attention(
     Raises:
         LayoutError, DTypeError, ResourceError: as `tilecat.attention`.
     """
+    if type(return_lse) is not bool:
+        return_lse = check_flag("attention", "return_lse", return_lse)
     mods, tensors = name_of(score_mod, mask_mod)
     out, lse = _forward(
         q, k, v, bias, sinks, cu_seqlens_q, cu_seqlens_k, tensors,
-        scale_of("attention", q, scale), *_edges(causal, window), softcap, mods,
+        scale_of("attention", q, scale), *edges_of(causal, window), softcap, mods,
     )  # fmt: skip
     return (out, lse) if return_lse else out
 
 
-def _edges(causal: Any, window: Any) -> tuple[str, int | None, int | None]:
+def edges_of(causal: Any, window: Any) -> tuple[str, int | None, int | None]:
     """The corner that is causal, if any, and the window's sides.
 
     Raises:

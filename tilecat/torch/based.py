@@ -9,6 +9,7 @@ from ..based_backward_call import based_backward
 from ..based_call import based
 from ..kernels.based import FEATURES
 from ..kernels.chunk_tasks import flops_of
+from ..row_arguments import check_flag
 from .library import absent, define, packed_gradients, scale_of, torch
 
 once_differentiable = torch.autograd.function.once_differentiable
@@ -30,8 +31,10 @@ def parallel_based(
         LayoutError, DTypeError, ResourceError: as `tilecat.based`.
     """
     factor = scale_of("parallel_based", q, scale)
-    o, state = _based(q, k, v, initial_state, factor, bool(use_norm), bool(output_final_state))
-    return (o, state) if output_final_state else o
+    norm = check_flag("parallel_based", "use_norm", use_norm)
+    wants = check_flag("parallel_based", "output_final_state", output_final_state)
+    o, state = _based(q, k, v, initial_state, factor, norm, wants)
+    return (o, state) if wants else o
 
 
 def _kernel(

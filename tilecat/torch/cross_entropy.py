@@ -7,6 +7,7 @@ from typing import Any
 
 from .. import cross_entropy_call as call
 from ..cross_entropy_call import Loss
+from ..row_arguments import check_flag
 from .library import check_tensor, define, torch
 
 _OPTIONS = "int ignored, float smoothing, float z_loss"
@@ -36,15 +37,17 @@ def cross_entropy(
     loss = call.loss_of("cross_entropy", ignore_index, label_smoothing, z_loss, reduction)
     options = loss.ignored, loss.smoothing, loss.z_loss
     compiling = torch.compiler.is_compiling()
+    forward = check_flag("cross_entropy", "inplace_forward", inplace_forward)
+    backward = check_flag("cross_entropy", "inplace_backward", inplace_backward)
     for name, given in (("x", x), ("target", target)):
         check_tensor("cross_entropy", name, given)
     trains = torch.is_grad_enabled() and x.requires_grad
-    if inplace_forward and trains and not compiling:
+    if forward and trains and not compiling:
         losses = _OnePass.apply(x, target, loss, reduction)
         if reduction != "mean":
             return losses.view(target.shape) if reduction == "none" else losses.sum()
         return losses.sum() / (target != loss.ignored).sum()
-    losses, _ = _losses(x, target, *options, bool(inplace_backward) and not compiling)
+    losses, _ = _losses(x, target, *options, backward and not compiling)
     return call.reduced(losses, target, loss, reduction)
 
 

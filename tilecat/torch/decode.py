@@ -7,6 +7,8 @@ from typing import Any
 
 from ..attention_decode_call import attention_decode as decode
 from ..errors import LayoutError
+from ..row_arguments import check_flag
+from .attention import edges_of
 from .library import define, requires_grad, torch
 
 
@@ -38,7 +40,9 @@ def attention_decode(
             "attention_decode: has no gradients, got a tensor with requires_grad",
             hint="with torch.no_grad(), or tilecat.torch.attention",
         )
-    left, right = (None, None) if window is None else window
+    _, left, right = edges_of(False, window)
+    causal = check_flag("attention_decode", "causal", causal)
+    return_lse = check_flag("attention_decode", "return_lse", return_lse)
     out, lse = _decode(q, k_cache, v_cache, cache_seqlens, block_table, sinks, scale_k, scale_v,
                        scale, causal, left, right, softcap)  # fmt: skip
     return (out, lse) if return_lse else out

@@ -12,6 +12,7 @@ from typing import Any
 from ..delta_rule_backward_call import gated_delta_rule_backward
 from ..delta_rule_call import delta_rule, gated_delta_rule
 from ..kernels.chunk_tasks import CHUNK, flops_of
+from ..row_arguments import check_flag
 from .library import absent, define, offsets, packed_gradients, scale_of, torch
 
 once_differentiable = torch.autograd.function.once_differentiable
@@ -36,9 +37,11 @@ def chunk_gated_delta_rule(
             gradient is asked for.
     """
     factor = scale_of("chunk_gated_delta_rule", q, scale)
+    norm = check_flag("chunk_gated_delta_rule", "use_qk_l2norm_in_kernel", use_qk_l2norm_in_kernel)
+    wants = check_flag("chunk_gated_delta_rule", "output_final_state", output_final_state)
     o, state = _delta(q, k, v, g, beta, initial_state, offsets(cu_seqlens), factor,
-                      bool(use_qk_l2norm_in_kernel), bool(output_final_state))  # fmt: skip
-    return o, state if output_final_state else None
+                      norm, wants)  # fmt: skip
+    return o, state if wants else None
 
 
 def chunk_delta_rule(

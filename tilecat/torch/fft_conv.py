@@ -9,6 +9,7 @@ from ..errors import DTypeError, LayoutError
 from ..fft_conv_backward_call import ALL, fft_conv_backward
 from ..fft_conv_call import fft_conv as fft_conv_forward
 from ..fft_plans import LONGEST
+from ..row_arguments import check_flag
 from .library import check_tensor, define, packed, torch
 
 _TENSORS = "Tensor u, Tensor? in_gate, Tensor? out_gate, Tensor k, bool causal, bool wide_range"
@@ -31,7 +32,9 @@ def fft_conv(
     Raises:
         LayoutError, DTypeError, ResourceError: as `tilecat.fft_conv`.
     """
-    return _forward(u, in_gate, out_gate, k, bool(causal), bool(wide_range))
+    causal = check_flag("fft_conv", "causal", causal)
+    wide = check_flag("fft_conv", "wide_range", wide_range)
+    return _forward(u, in_gate, out_gate, k, causal, wide)
 
 
 class FFTConv(torch.nn.Module):  # type: ignore[misc]

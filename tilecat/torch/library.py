@@ -29,6 +29,11 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 DEVICES = ("CPU", "CUDA")  # tensors on the CPU run on the PTX machine
 PLAIN = frozenset((type(None), bool, int, float, str, list))
 _C = torch._C
+NUMBERS = (int, float, torch.SymInt, torch.SymFloat)
+KINDS: dict[str, Any] = {  # of a schema's arguments
+    "float": NUMBERS, "int": NUMBERS[::2], "bool": (bool, torch.SymBool), "str": str,
+    "Optional[float]": (*NUMBERS, type(None)), "Optional[int]": (*NUMBERS[::2], type(None)),
+}  # fmt: skip
 TENSORS.update((torch.Tensor, torch.nn.Parameter))
 
 
@@ -52,10 +57,10 @@ def define(
     """
     name = schema.partition("(")[0]
     LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-    operator = getattr(torch.ops.tilecat, name).default
+    operator, shown = getattr(torch.ops.tilecat, name).default, name.removesuffix("_forward")
     for device in DEVICES:
         LIBRARY.impl(name, kernel, device)
-    torch.library.register_fake(f"tilecat::{name}", fake, lib=LIBRARY)
+    torch.library.register_fake(f"tilecat::{name}", _checked(shown, fake), lib=LIBRARY)
     register_flop_formula(operator.overloadpacket)(flops)
 
     def below_autograd(*args: Any) -> Any:
@@ -79,15 +84,57 @@ def define(
             return operator(*args)
         for at, argument in arrays:
             if type(args[at]) not in TENSORS:
-                check_tensor(name, argument, args[at])
+                check_tensor(shown, argument, args[at])
         trains = _trains_plainly(args)
         if trains is None:
+            _check_arguments(shown, operator, args)
             return operator(*args)
-        if trains and function is not None and torch.is_grad_enabled():
-            return function(kernel, *args)
-        return kernel(*args)
+        try:
+            if trains and function is not None and torch.is_grad_enabled():
+                return function(kernel, *args)
+            return kernel(*args)
+        except RuntimeError:  # of torch: a tensor that is no strided one, perhaps
+            _check_arguments(shown, operator, args)
+            raise
 
     return call
+
+
+def _check_arguments(name: str, operator: Any, args: tuple[Any, ...]) -> None:
+    """Refuses what the schema does not take, in words of ours.
+
+    Raises:
+        DTypeError: an argument of another kind.
+    """
+    for argument, x in zip(operator._schema.arguments, args, strict=True):
+        kind = str(argument.type)
+        if kind in ("Tensor", "Optional[Tensor]"):
+            if x is not None:
+                check_tensor(name, argument.name, x)
+        elif not isinstance(x, KINDS.get(kind, object)):
+            raise DTypeError(
+                f"{name}: {argument.name} is {kind.removesuffix(']').replace('Optional[', '')}, "
+                f"got {type(x).__name__}"
+            )
+
+
+def _checked(name: str, fake: Callable[..., Any]) -> Callable[..., Any]:
+    """Results of shapes alone; shapes that have none are refused.
+
+    Raises:
+        LayoutError: they have too few axes.
+    """
+
+    def made(*args: Any) -> Any:
+        try:
+            return fake(*args)
+        except (IndexError, ValueError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and type(error) is not RuntimeError:
+                raise  # the tracer's own
+            shapes = [tuple(x.shape) for x in args if isinstance(x, torch.Tensor)]
+            raise LayoutError(f"{name}: shapes that do not fit, got {shapes}: {error}") from None
+
+    return made
 
 
 def _trains_plainly(args: tuple[Any, ...]) -> bool | None:
@@ -132,6 +179,9 @@ def check_tensor(name: str, argument: str, x: Any, axes: int = 0) -> None:
             f"{name}: {argument} is a tensor of torch, got {type(x).__name__}",
             hint="torch.as_tensor(x), or the function of tilecat itself",
         )
+    if x.layout is not torch.strided or x.is_nested:
+        kind = "a nested tensor" if x.is_nested else f"one of layout {x.layout}"
+        raise DTypeError(f"{name}: {argument} is a strided tensor, got {kind}", hint="x.to_dense()")
     if x.ndim < axes:
         raise LayoutError(f"{name}: {argument} has {axes} axes or more, got shape {tuple(x.shape)}")
 
@@ -146,9 +196,14 @@ def scale_of(name: str, q: Any, scale: Any) -> Any:
         return scale
     if type(q) not in TENSORS or not q.ndim:
         check_tensor(name, "q", q, axes=1)
-    if q.shape[-1] == 0:
+    try:
+        columns = q.shape[-1]
+    except RuntimeError:
+        columns = 0
+        check_tensor(name, "q", q)
+    if columns == 0:
         raise LayoutError(f"{name}: q has a column at least, got shape {tuple(q.shape)}")
-    return q.shape[-1] ** -0.5
+    return columns**-0.5
 
 
 def requires_grad(x: Any) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 from .. import operators
 from ..errors import LayoutError
 from ..kernels import epilogues
-from .library import define, requires_grad, torch
+from .library import check_tensor, define, requires_grad, torch
 from .products import check_operands, linear
 
 GELUS = {"none": epilogues.gelu, "tanh": epilogues.gelu_tanh}
@@ -58,6 +58,8 @@ def linear_gate(x: Any, weight: Any, bias: Any, gate: Any, y: Any) -> Any:
         LayoutError, DTypeError, ResourceError: as `tilecat.matmul`.
     """
     check_operands("linear_gate", x, weight)
+    for name, value in (("gate", gate), ("y", y)):
+        check_tensor("linear_gate", name, value)
     if _trains(x, weight, bias, gate, y):
         return torch.addcmul(y, linear(x, weight, bias), gate)
     return _linear_gate(x, weight, bias, gate, y)

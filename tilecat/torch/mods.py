@@ -34,7 +34,12 @@ def name_of(score_mod: Any, mask_mod: Any) -> tuple[str, list[Any]]:
     tensors: list[Any] = []
     given = []
     for option, mod in (("score_mod", score_mod), ("mask_mod", mask_mod)):
-        items = mod if isinstance(mod, tuple) else (mod,)
+        items = mod if isinstance(mod, tuple) and mod else (mod,)
+        if mod is not None and not callable(items[0]):
+            raise LayoutError(
+                f"attention: {option} is a function, or a tuple of one and its arguments, got "
+                f"{mod!r}", hint=f"{option}=(tc.score_mods.alibi, slopes)",
+            )  # fmt: skip
         given.append(None if mod is None else _taken(option, items, tensors))
     return _register(given[0], given[1]), tensors
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from .. import norm_call
 from ..norm_call import Norm
-from ..row_arguments import check_number
+from ..row_arguments import check_flag, check_number
 from .library import absent, check_tensor, define, torch
 
 NAMES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
@@ -33,17 +33,22 @@ def layer_norm_fn(
     for name, given in (("x", x), ("residual", residual)):
         if given is not None or name == "x":
             check_tensor("layer_norm_fn", name, given)
+    prenorm, rms, wide = (
+        check_flag("layer_norm_fn", name, flag) for name, flag in (
+            ("prenorm", prenorm), ("is_rms_norm", is_rms_norm),
+            ("residual_in_fp32", residual_in_fp32))
+    )  # fmt: skip
     dropout_p = check_number("layer_norm_fn", "dropout_p", dropout_p, 0, 1, open_=True)
     eps = check_number("layer_norm_fn", "eps", eps, 0, math.inf, open_=True)
     if dropout_p and seed is None:
         seed = torch.randint(-(2**31), 2**31, (2,), dtype=torch.int32, device=x.device)
     plain = residual is None and rowscale is None and not dropout_p
     kept = NAMES.get(x.dtype if residual is None else residual.dtype, "")
-    kept = "f32" if residual is None and residual_in_fp32 else kept
+    kept = "f32" if residual is None and wide else kept
     keep = prenorm and not (plain and kept == NAMES.get(x.dtype))
     seed = seed if dropout_p else None
     y, sums, _, _ = _norm(x, weight, bias, residual, rowscale, seed, eps, dropout_p,
-                          kept, keep, bool(is_rms_norm), False)  # fmt: skip
+                          kept, keep, rms, False)  # fmt: skip
     return (y, sums if keep else x) if prenorm else y
 
 

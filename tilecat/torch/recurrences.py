@@ -13,8 +13,9 @@ from typing import Any
 from ..kernels.chunk_tasks import CHUNK, flops_of
 from ..linear_attention_backward_call import simple_gla_backward
 from ..linear_attention_call import lightning_decays, simple_gla
+from ..row_arguments import check_flag
 from ..ssd_backward_call import ssd_backward
-from ..ssd_call import NO_LIMIT, ssd
+from ..ssd_call import NO_LIMIT, check_limit, ssd
 from .library import absent, define, offsets, packed_gradients, scale_of, torch
 
 once_differentiable = torch.autograd.function.once_differentiable
@@ -39,6 +40,7 @@ def chunk_linear_attn(
     Raises:
         LayoutError, DTypeError, ResourceError: as `tilecat.simple_gla`.
     """
+    normalize = check_flag("chunk_linear_attn", "normalize", normalize)
     o, state = _attend(q, k, v, None, None, initial_state, None, scale, output_final_state)
     if normalize:
         factor = scale_of("simple_gla", q, scale)
@@ -109,11 +111,15 @@ def mamba_chunk_scan_combined(
         LayoutError, DTypeError, ResourceError: as `tilecat.ssd`.
     """
     del chunk_size
+    call = "mamba_chunk_scan_combined"
+    low, high = check_limit(call, dt_limit)
+    softplus = check_flag(call, "dt_softplus", dt_softplus)
+    wants = check_flag(call, "return_final_states", return_final_states)
     y, states = _mamba(
         x, dt, A, B, C, D, z, dt_bias, initial_states, offsets(seq_idx), offsets(cu_seqlens),
-        bool(dt_softplus), float(dt_limit[0]), float(dt_limit[1]), bool(return_final_states),
+        softplus, low, high, wants,
     )  # fmt: skip
-    return (y, states) if return_final_states else y
+    return (y, states) if wants else y
 
 
 def _attend(
@@ -121,8 +127,9 @@ def _attend(
     wants_state: bool,
 ) -> tuple[Any, Any]:  # fmt: skip
     factor = scale_of("simple_gla", q, scale)
-    o, last = _gla(q, k, v, g, state, gamma, offsets(starts), factor, bool(wants_state))
-    return o, last if wants_state else None
+    wants = check_flag("simple_gla", "output_final_state", wants_state)
+    o, last = _gla(q, k, v, g, state, gamma, offsets(starts), factor, wants)
+    return o, last if wants else None
 
 
 # ---- simple GLA

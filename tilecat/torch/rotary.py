@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from ..errors import LayoutError
 from ..rotary_call import turned
+from ..row_arguments import check_flag
 from .library import define, requires_grad, torch
 
 _OPTIONS = (
@@ -29,7 +31,7 @@ def apply_rotary(
         LayoutError, DTypeError, ResourceError: as `tilecat.apply_rotary`.
     """
     options = _options(cos, sin, interleaved, seqlen_offsets, cu_seqlens, max_seqlen)
-    if not inplace:
+    if not check_flag("apply_rotary", "inplace", inplace):
         return _rotary(x, *options)
     _in_place((x,), (_rotary,), _rotary_into, options)
     return x
@@ -50,7 +52,7 @@ def apply_rotary_qk(
         LayoutError, DTypeError, ResourceError: as `tilecat.apply_rotary_qk`.
     """
     options = _options(cos, sin, interleaved, seqlen_offsets, cu_seqlens, max_seqlen)
-    if not inplace:
+    if not check_flag("apply_rotary", "inplace", inplace):
         return _rotary_qk(q, k, *options)  # type: ignore[no-any-return]
     _in_place((q, k), (_rotary, _rotary), _rotary_qk_into, options)
     return q, k
@@ -73,7 +75,10 @@ def _options(
     """Those of the operators, which take ints and tensors apart."""
     fixed, moved = (offsets, None) if isinstance(offsets, int) else (0, offsets)
     most = -1 if longest is None else longest
-    return cos, sin, moved, starts, fixed, most, bool(interleaved), False
+    if isinstance(most, bool) or not isinstance(most, int | torch.SymInt):
+        raise LayoutError(f"apply_rotary: max_seqlen is an int, got {longest!r}")
+    interleaved = check_flag("apply_rotary", "interleaved", interleaved)
+    return cos, sin, moved, starts, fixed, most, interleaved, False
 
 
 def _run(names: tuple[str, ...], inplace: bool, *args: Any) -> Any:

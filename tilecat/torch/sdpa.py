@@ -10,6 +10,7 @@ from torch.nn.attention.bias import CausalBias, CausalVariant
 
 from ..errors import LayoutError
 from ..kernels import score_mods
+from ..row_arguments import check_flag
 from .attention import attention
 from .library import TENSORS, check_tensor, torch
 
@@ -42,6 +43,9 @@ def sdpa(
     """
     if dropout_p:
         refuse_dropout("sdpa: dropout_p", dropout_p)
+    if type(is_causal) is not bool or type(enable_gqa) is not bool:
+        is_causal = check_flag("sdpa", "is_causal", is_causal)
+        enable_gqa = check_flag("sdpa", "enable_gqa", enable_gqa)
     if not (type(query) in TENSORS and type(key) in TENSORS and type(value) in TENSORS):
         for name, x in (("query", query), ("key", key), ("value", value)):
             check_tensor("sdpa", name, x)
@@ -65,9 +69,9 @@ def refuse_dropout(name: str, probability: float) -> None:
     Raises:
         LayoutError: they are not to be.
     """
-    if probability:
+    if not isinstance(probability, int | float) or probability:
         raise LayoutError(
-            f"{name} is 0: no probabilities are dropped, got {probability}",
+            f"{name} is 0: no probabilities are dropped, got {probability!r}",
             hint="of a model from transformers, attention_dropout=0.0 in its config",
         )
 
