@@ -41,15 +41,19 @@ def sdpa(
         LayoutError: what is not supported: nothing else computes it in its place.
         DTypeError: other dtypes than bf16 and f16.
     """
-    if dropout_p:
+    if type(dropout_p) is not float or dropout_p:
         refuse_dropout("sdpa: dropout_p", dropout_p)
     if type(is_causal) is not bool or type(enable_gqa) is not bool:
         is_causal = check_flag("sdpa", "is_causal", is_causal)
         enable_gqa = check_flag("sdpa", "enable_gqa", enable_gqa)
-    if not (type(query) in TENSORS and type(key) in TENSORS and type(value) in TENSORS):
+    try:
+        shape, keys, values = query.shape, key.shape, value.shape
+        known = type(query) in TENSORS and type(key) in TENSORS and type(value) in TENSORS
+    except (AttributeError, RuntimeError):  # no tensors, or nested ones
+        known = False
+    if not known:
         for name, x in (("query", query), ("key", key), ("value", value)):
             check_tensor("sdpa", name, x)
-    shape, keys, values = query.shape, key.shape, value.shape
     batches = len(shape) == len(keys) == len(values) == 4
     if not (batches and shape[0] == keys[0] == values[0] and shape[1] == keys[1] == values[1]):
         _check_shapes(query, key, value, enable_gqa)
