@@ -38,6 +38,9 @@ class Tensor:
     def get_device(self):
         return self._device
 
+    def is_neg(self):
+        return False
+
     def like(self, **changes):
         """A tensor in the same place, in part something else."""
         mine = {"shape": self.shape, "dtype": self.dtype, "stride": self._stride}

@@ -142,6 +142,9 @@ class FakeTensor:
     def get_device(self):
         return 2
 
+    def is_neg(self):
+        return False
+
     def data_ptr(self):
         return 1 << 40
 
