@@ -118,9 +118,8 @@ def ssd_step(
     Example: `y = tc.ssd_step(x, dt, A, B, C, state, D=D, dt_bias=bias, dt_softplus=True)`
     """
     name, arrays = "ssd_step", (x, dt, A, B, C, state, D, z, dt_bias)
-    softplus = check_flag(name, "dt_softplus", dt_softplus)
-    key, given = key_of(arrays, (name, softplus)), present(arrays)
-    if (made := again(key, given)) is not None:
+    softplus, given = check_flag(name, "dt_softplus", dt_softplus), present(arrays)
+    if (made := again(key := key_of(arrays, (name, softplus)), given)) is not None:
         return made[0]
     batch, heads, dim = shape = _three(name, "x", x)
     _, groups, size = _three(name, "B", B)
@@ -142,13 +141,13 @@ def ssd_step(
     check_rates(name, A, heads)
     check_devices(name, {"x": x, "dt": dt, "A": A, "B": B, "C": C, "state": state, "D": D, "z": z,
                          "dt_bias": dt_bias})  # fmt: skip
-    params: dict[str, Any] = {"dim": check_features(name, "N, the state size,", size)}
+    wide = check_features(name, "N, the state size,", size)
     more = {n: y for n, y in (("D", D), ("z", z), ("bias", dt_bias)) if y is not None}
     make = allocator(x, shape, halves[0])
     out = make()
     if 0 in shape:
         return out
-    params |= {"softplus": softplus, "names": tuple(more)}
+    params = {"dim": wide, "softplus": softplus, "names": tuple(more)}
     launch = Launch(ssd_kernel, (x, dt, A, B, C, state, out), tuple(more.values()), params)
     launch.run()
     remember(key, given, (make,), (out,), (launch,))

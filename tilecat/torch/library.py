@@ -76,6 +76,11 @@ def define(
         for device in DEVICES:
             LIBRARY.impl(name, _autocast(operator, device.lower(), cast), f"Autocast{device}")
 
+    return _caller(shown, operator, kernel, function)
+
+
+def _caller(name: str, operator: Any, kernel: Any, function: Any) -> Callable[..., Any]:
+    """What calls an operator: through the dispatcher where more than its caller sees the call."""
     arrays = [(at, x.name) for at, x in enumerate(operator._schema.arguments)
               if str(x.type) == "Tensor"]  # fmt: skip
 
@@ -84,17 +89,17 @@ def define(
             return operator(*args)
         for at, argument in arrays:
             if type(args[at]) not in TENSORS:
-                check_tensor(shown, argument, args[at])
+                check_tensor(name, argument, args[at])
         trains = _trains_plainly(args)
         if trains is None:
-            _check_arguments(shown, operator, args)
+            _check_arguments(name, operator, args)
             return operator(*args)
         try:
             if trains and function is not None and torch.is_grad_enabled():
                 return function(kernel, *args)
             return kernel(*args)
         except RuntimeError:  # of torch: a tensor that is no strided one, perhaps
-            _check_arguments(shown, operator, args)
+            _check_arguments(name, operator, args)
             raise
 
     return call
