@@ -76,7 +76,7 @@ def check(heads, length, *, dim=128, groups=None, dtype=bf16, states=False, size
         rng.uniform(1, 3, ks.shape).astype(np.float32),
     ]
     kernel(q, k, v, qmap, kmap, alpha, beta, out, kv, ks, dim**-0.5, *(first if states else ()),
-           dim=dim, slices=dim // 64, start=states, **params)  # fmt: skip
+           dim=dim, start=states, **params)  # fmt: skip
     for h in range(heads):
         g = h * groups // heads
         exact = reference(q[0, h], k[0, g], v[0, g], qmap[h], kmap[h], alpha[h], beta[h],
@@ -116,7 +116,7 @@ def test_no_races(seed):
     maps = [(rng.standard_normal((2, 64, 64)) / 8).astype(bf16.numpy) for _ in range(2)]
     ones, out = np.ones(2, np.float32), np.full_like(q, np.nan)
     kv, ks = np.zeros((1, 2, 128, 64), np.float32), np.zeros((1, 2, 128), np.float32)
-    result = kernel.simulate(q, k, v, *maps, ones, ones, out, kv, ks, 0.125, dim=64, slices=1,
+    result = kernel.simulate(q, k, v, *maps, ones, ones, out, kv, ks, 0.125, dim=64,
                              grid=1, seed=seed)  # fmt: skip
     assert not result.reports, str(result)
     assert_near(out[0, 1], reference(q[0, 1], k[0, 1], v[0, 1], *(m[1] for m in maps), 1, 1)[0],
@@ -135,5 +135,5 @@ def test_is_assembled_without_spills(dim, start):
     kv, ks = np.zeros((1, 2, 128, dim), np.float32), np.zeros((1, 2, 128), np.float32)
     ones, states = np.ones(2, np.float32), (kv, ks) if start else ()
     compiled = kernel.compile(q, q, q, *maps, ones, ones, q, kv, ks, 1.0, *states, dim=dim,
-                              slices=dim // 64, start=start)  # fmt: skip
-    assert compiled.kernel.facts["registers"]["score"] == REGISTERS[dim // 64][0]
+                              start=start)  # fmt: skip
+    assert compiled.kernel.facts["registers"]["score"] == REGISTERS[0]

@@ -103,7 +103,7 @@ def _run(
         for after, before in zip(made[1:], states, strict=True):
             after[...] = 0 if before is None else before
         return made
-    params = {"dim": dim, "slices": dim // CHUNK, "start": states[0] is not None}
+    params = {"dim": dim, "start": states[0] is not None}
     arrays = (*(whole_rows(x) for x in (q, k, v)), qmap, kmap, alpha, beta, *made)
     rest = (dim**-0.5, *(x for x in states if x is not None))
     launch = Launch(kernel, arrays, rest, params)

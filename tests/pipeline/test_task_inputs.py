@@ -62,7 +62,10 @@ def kernel_of(
         if consume:
             pipe.consume(whole)
         else:
-            pipe.compute(lambda task, step: tc.mma_ABt(acc, w.tile[:, 0:64], x.tile[:, 0:64]))
+            pipe.start(lambda task: tc.fill(acc, 0.0))
+            pipe.compute(lambda task, step: tc.mma_ABt(
+                acc, w.tile.part(pipe.consumer, 2), x.tile.part(pipe.consumer, 2)
+            ))  # fmt: skip
 
         @pipe.finish
         def _(task):
@@ -71,14 +74,17 @@ def kernel_of(
     return summed
 
 
-@pytest.mark.parametrize("keep", [True, False])
+HOLES = {"kept": {}, "given back": {"keep": False}, "compute": {"consume": False}}
+
+
+@pytest.mark.parametrize("hole", HOLES)
 @pytest.mark.parametrize("stages", [2, 3])
 @pytest.mark.parametrize("rows", [(64, 64), (200, 320)])
-def test_an_input_of_a_task_is_loaded_once_for_all_consumers(rows, stages, keep):
+def test_an_input_of_a_task_is_loaded_once_for_all_consumers(rows, stages, hole):
     rng = np.random.default_rng(0)
     w, x = (rng.standard_normal((n, 128)).astype(BF16) for n in rows)
     c = np.full((rows[0], 128), np.nan, np.float32)
-    kernel_of(stages=stages, keep=keep)(w, x, c)
+    kernel_of(stages=stages, **HOLES[hole])(w, x, c)
     blocks = x.astype(np.float64).reshape(-1, 64, 128).sum(0)
     for half in (slice(0, 64), slice(64, 128)):
         exact = w[:, half].astype(np.float64) @ blocks[:, half].T
@@ -108,13 +114,30 @@ def test_a_ring_of_a_task_has_no_inputs_of_steps():
     )
 
 
-@pytest.mark.parametrize("options", [{"begin": False}, {"consume": False}], ids=str)
-def test_inputs_of_a_task_need_begin_and_consume(options):
-    error = pytest.raises(ScopeError, compile_it(other="x", **options)).value
+def test_inputs_of_a_task_need_begin():
+    error = pytest.raises(ScopeError, compile_it(other="x", begin=False)).value
     assert error.message == (
-        "lcf: an input of a task is loaded in the hole `begin` and used in `consume`, or beside "
-        "`transform`, by consumers that share tasks, got ring w"
+        "lcf: an input of a task is loaded in the hole `begin` and used by consumers that share "
+        "tasks; where their sums are in tensor memory, in `consume` or beside `transform`, got "
+        "ring w"
     )
+
+
+def test_inputs_of_a_task_need_consume_where_sums_are_in_tensor_memory():
+    @tc.kernel
+    def product(W: gl[bf16, "M", 64], X: gl[bf16, "K", 64], C: gl[f32, "M", 64]):
+        pipe = tc.lcf(consumers=1, stages=2, steps=tc.cdiv(X.rows, 64),
+                      tasks=tc.row_major(tc.cdiv(W.rows, 64), 1))  # fmt: skip
+        w = pipe.input(st[bf16, 64, 64], ring="w", rate="task")
+        x, acc = pipe.input(st[bf16, 64, 64]), pipe.accumulator(f32, 64, 64)
+        pipe.begin(lambda task: tc.load_async(w, W[task.row, 0]))
+        pipe.load(lambda task, step: tc.load_async(x, X[step, 0]))
+        pipe.compute(lambda task, step: tc.mma_ABt(acc, w, x))
+        pipe.finish(lambda task: tc.store(C[task.row, 0], acc))
+
+    assert product.compile(target="sm_90a")
+    error = pytest.raises(ScopeError, lambda: product.compile(target="sm_100a")).value
+    assert "in `consume` or beside `transform`, got ring w" in error.message
 
 
 def test_a_stage_is_not_kept_in_a_ring_of_one():

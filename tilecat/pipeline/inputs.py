@@ -8,6 +8,7 @@ from ..errors import ScopeError
 
 if TYPE_CHECKING:
     from .pipeline import Pipeline
+    from .role import Role
 
 MOST_ISSUES = 1  # warps of the producer's warpgroup beside those that load, store and load ahead
 RATES = ("step", "task", "cta")  # in the holes load, begin and setup
@@ -32,13 +33,12 @@ def check_inputs(pipe: Pipeline) -> None:
                 loc=ring.loc, hint="@pipe.setup",
             )  # fmt: skip
     for ring in (ring for ring in pipe.inputs.values() if ring.rate == "task"):
-        uses = {"consume", "transform"}
-        wrong = [r for r in pipe.roles if not uses & r.holes.filled.keys() or r.alternate]
+        wrong = [role for role in pipe.roles if role.alternate or not _takes_tasks(role)]
         if "begin" not in pipe.holes or wrong:
             raise ScopeError(
                 f"{pipe.template}: an input of a task is loaded in the hole `begin` and used "
-                "in `consume`, or beside `transform`, by consumers that share tasks, got ring "
-                f"{ring.name}",
+                "by consumers that share tasks; where their sums are in tensor memory, in "
+                f"`consume` or beside `transform`, got ring {ring.name}",
                 loc=ring.loc, hint="@pipe.begin, @pipe.consume",
             )  # fmt: skip
 
@@ -63,3 +63,9 @@ def _check_ahead(pipe: Pipeline) -> None:
             f"`load_ahead`, got {wrong}", loc=ahead[0].loc if ahead else pipe.loc,
             hint="pipe.input(kind, ring=\"own\", ahead=True), @pipe.load_ahead",
         )  # fmt: skip
+
+
+def _takes_tasks(role: Role) -> bool:
+    """Whether a role's holes may use inputs of a task."""
+    holes = {"consume", "transform"} | ({"compute"} if role.issue is None else set())
+    return bool(holes & role.holes.filled.keys())

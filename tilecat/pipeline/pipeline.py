@@ -143,8 +143,8 @@ class Pipeline:
             count: how many a stage.
             ring: the ring's name.
             rate: "step", or "task": loaded once a task, by `@pipe.begin`, for all consumers, which
-                use it in `consume`; or "cta": loaded once, by `@pipe.setup`, for all tasks of the
-                CTA, whose consumers find it there.
+                wait for it themselves in `consume`, and find it there in `compute`; or "cta":
+                loaded once, by `@pipe.setup`, for all tasks of the CTA, likewise.
             stages: depth of its ring, said at its first input: None for the pipeline's, of a task
                 one, which two spare the wait where a task ends. There is one of a CTA.
             ahead: loaded by `@pipe.load_ahead`, which the rings of `load` do not hold up.
