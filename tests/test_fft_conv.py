@@ -13,11 +13,13 @@ from tilecat.fft_conv_call import params_of
 from tilecat.fft_plans import plan_of
 from tilecat.fft_spectra import spectrum_of, tables_of
 from tilecat.kernels.fft_conv import fft_conv_64
-from tilecat.kernels.fft_conv_halves import fft_conv_halves
+from tilecat.kernels.fft_conv_halves import OUTER, fft_conv_halves
+from tilecat.kernels.fft_conv_quarters import fft_conv_quarters
 from tilecat.kernels.fft_conv_short import fft_conv_32
 from tilecat.runtime.arrays import view
 
 RNG = np.random.default_rng
+KERNELS = {1024: fft_conv_32, 2048: fft_conv_32, 4096: fft_conv_64, 8192: fft_conv_halves}
 # Relative RMS errors of 1.5 times those of NumPy's arithmetic rounded as the kernels' is: of that
 # 1.7e-3 (bf16) and 2.1e-4 (f16) are the result's rounding.
 LIMITS = {"bf16": 3.7e-3, "f16": 1.05e-3, "wide": 7.5e-3}
@@ -72,11 +74,13 @@ CASES = (
     case(1, 5, 4032, 4032, True),
     case(3, 1, 8192, 8192, False, short=True),
     case(1, 2, 5001, 4999, True, short=True),
-    case(1, 1, 16384, 16384, True),
-    case(2, 1, 16384, 300, False),
-    case(1, 1, 32768, 32768, True, f16),
-    case(2, 1, 32768, 32768, False),
+    case(1, 1, 16384, 16384, True, short=True),
+    case(3, 3, 16384, 300, False),
+    case(2, 2, 9000, 9000, True, f16),
     case(1, 1, 9000, 9000, False, f16),
+    case(3, 3, 32768, 32768, True, f16),
+    case(1, 1, 32768, 32768, False, short=True),
+    case(5, 3, 20001, 20001, True),
 )
 
 
@@ -163,7 +167,9 @@ def test_wide_range_holds_what_f16_does_not(dtype):
     assert error(wide, exact(u, k, True)) < LIMITS["wide"]
 
 
-@pytest.mark.parametrize("length", [1024, 2048, 4096, pytest.param(8192, marks=pytest.mark.full)])
+@pytest.mark.parametrize("length", [
+    1024, 2048, 4096, *(pytest.param(n, marks=pytest.mark.full) for n in (8192, 16384, 32768))
+])  # fmt: skip
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("dtype", [bf16, pytest.param(f16, marks=pytest.mark.full)], ids=str)
 def test_gates_multiply_inputs_and_results(causal, length, dtype):
@@ -195,17 +201,21 @@ def test_strided_inputs_and_nothing_at_all():
     assert tc.fft_conv(u[:, :0], k[:0]).shape == (2, 0, 1024)
 
 
-@pytest.mark.parametrize("length", [1024, 2048, 4096, 8192])
+@pytest.mark.parametrize("length", [
+    1024, 2048, 4096, 8192, *(pytest.param(n, marks=pytest.mark.full) for n in (16384, 32768))
+])  # fmt: skip
 @pytest.mark.parametrize("causal", [True, False])
 def test_no_access_of_threads_has_a_bank_conflict(causal, length):
     u, k = numbers(1, 2, length, length)
     plan = plan_of("fft_conv", length, causal)
-    rows, tables = u.reshape(1, 2, -1, plan.cols), tables_of(plan, u, "f16")[plan.outer - 1 :]
-    args = [rows, spectrum_of(plan, k, u, "f16"), *tables, rows.copy()]
+    rows, quarters = u.reshape(1, 2, -1, plan.cols), plan.outer > OUTER
+    tables = tables_of(plan, u, "f16", quarters=quarters)[int(plan.outer == OUTER) :]
+    tables, apart = (tables[:3], tables[3:]) if quarters else (tables, ())
+    args = [rows, spectrum_of(plan, k, u, "f16"), *tables, rows.copy(), rows, rows, *apart]
     params = {"causal": causal, "in_gate": True, "out_gate": True}
     params |= params_of(plan, in_gate=True, out_gate=True)
-    kernel = {4096: fft_conv_64, 8192: fft_conv_halves}.get(length, fft_conv_32)
-    bound = bind(kernel.signature, [view(x) for x in (*args, rows, rows)], params)
+    kernel = fft_conv_quarters if quarters else KERNELS[length]
+    bound = bind(kernel.signature, [view(x) for x in args], params)
     accesses = shared_accesses(kernel.specialize(bound.specialization, "sm_90a").kernel)
     assert len(accesses) > 9 and {access.ways for access in accesses} == {1.0}
 

@@ -10,7 +10,8 @@ from .fft_plans import LARGEST, LONGEST, Plan, plan_of
 from .fft_spectra import spectrum_of, tables_of
 from .kernels.fft_conv import SIDE, fft_conv_64
 from .kernels.fft_conv_halves import OUTER, fft_conv_halves
-from .kernels.fft_conv_long import fft_gather, fft_spread
+from .kernels.fft_conv_long import fft_spread
+from .kernels.fft_conv_quarters import fft_conv_quarters
 from .kernels.fft_conv_short import fft_conv_32
 from .runtime.arrays import ArrayView, empty, tma_ok, view
 
@@ -31,8 +32,8 @@ def fft_conv(
 
     Args:
         u: B x C x L, bf16 or f16; L at most 32768. Circular lengths that are no plan's (1024, 2048,
-            4096, 8192, 16384, 32768) are at most 16384. Up to 4096 lengths that are no multiple of
-            64 (32 up to 1024) are copied, and arrays that TMA cannot reach (of no whole 16 bytes).
+            4096, 8192, 16384, 32768) are at most 16384. Lengths that are no multiple of 64 (32
+            up to 1024) are copied, and arrays that TMA cannot reach (of no whole 16 bytes).
         k: C x Lk, f32, bf16 or f16; Lk from 1 to L.
         causal: linear, the first L elements; else circular of length L.
         in_gate, out_gate: B x C x L of u's dtype, or None: what u and the result are multiplied by.
@@ -108,17 +109,19 @@ def convolve(plan: Plan, u: Any, spectrum: Any, in_gate: Any = None, out_gate: A
     array = view(u)
     if not array.shape[0] or not array.shape[1]:
         return empty(u, array.shape, array.dtype)
-    if plan.outer > OUTER:
-        return _in_parts(plan, u, spectrum, in_gate, out_gate)
     batch, channels, length = array.shape
     shape = (batch, channels, plan.whole(length) // plan.cols, plan.cols)
     out = empty(u, (batch, channels, plan.whole(length)), array.dtype)
     x, *gates = [rows_of(given, shape) for given in (u, in_gate, out_gate) if given is not None]
-    tables = tables_of(plan, u, view(spectrum).dtype)
+    inner, quarters = view(spectrum).dtype, plan.outer > OUTER
+    tables = tables_of(plan, u, inner, quarters=quarters)
     gated = {"in_gate": in_gate is not None, "out_gate": out_gate is not None}
     kernel = fft_conv_64 if plan.rows == SIDE else fft_conv_32
     if plan.outer == OUTER:
         kernel, tables = fft_conv_halves, tables[1:]
+    elif quarters:
+        kernel, (tables, apart) = fft_conv_quarters, (tables[:3], tables[3:])
+        gates.extend(apart)
     kernel(x, spectrum, *tables, out.reshape(shape), *gates, causal=plan.weighted, **gated,
            **params_of(plan, **gated))  # fmt: skip
     if plan.whole(length) == length:
@@ -128,27 +131,12 @@ def convolve(plan: Plan, u: Any, spectrum: Any, in_gate: Any = None, out_gate: A
     return short
 
 
-def _in_parts(plan: Plan, u: Any, spectrum: Any, in_gate: Any, out_gate: Any) -> Any:
-    """The same of sequences in parts of 4096: three kernels, with the parts in memory between."""
-    planes = spread(plan, u, view(spectrum).dtype, in_gate)
-    *outer, length = view(planes).shape
-    made = empty(u, (*outer, length), view(planes).dtype)
-    shape = (outer[0], outer[1] * outer[2], SIDE, SIDE)
-    tables = tables_of(plan, planes, view(planes).dtype)
-    fft_conv_64(planes.reshape(shape), spectrum, *tables, made.reshape(shape), outer=plan.outer)
-    out = empty(u, view(u).shape, view(u).dtype)
-    gates = () if out_gate is None else (out_gate,)
-    fft_gather(made, out, *gates, outer=plan.outer, causal=plan.weighted)
-    return out
-
-
-def spread(plan: Plan, u: Any, dtype: str, gate: Any = None) -> Any:
+def spread(plan: Plan, u: Any, dtype: str) -> Any:
     """Sequences as `fft_spread` makes them: real and imaginary parts x C x parts x 4096."""
     batch, channels, _ = view(u).shape
     pairs = batch if plan.weighted else -(-batch // 2)
     planes = empty(u, (2 * pairs, channels, plan.outer, LARGEST), dtype)
-    gates = () if gate is None else (gate,)
-    fft_spread(u, planes, *gates, outer=plan.outer, causal=plan.weighted)
+    fft_spread(u, planes, outer=plan.outer, causal=plan.weighted)
     return planes
 
 
@@ -157,6 +145,8 @@ def params_of(plan: Plan, *, in_gate: bool, out_gate: bool) -> dict[str, Any]:
     gated = in_gate or out_gate
     if plan.outer == OUTER:
         return {"consumers": 1 if gated else 2}
+    if plan.outer > OUTER:
+        return {"outer": plan.outer}
     if plan.rows == SIDE:
         consumers = 3 if plan.weighted and not gated else 2
         return {"consumers": consumers, "stages": 1 if gated and not plan.weighted else 2}

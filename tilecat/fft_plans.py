@@ -43,6 +43,11 @@ class Plan:
         """Its columns."""
         return SHAPES[self.length // self.outer][1]
 
+    @property
+    def in_registers(self) -> bool:
+        """Whether spectra lie as registers hold them: shared memory has no room for them."""
+        return self.outer > OUTER[0]
+
     def whole(self, length: int) -> int:
         """Elements of whole rows."""
         return -(-length // self.cols) * self.cols

@@ -130,8 +130,7 @@ def _numpy_spectrum(plan: Plan, k: np.ndarray, dtype: Any, conj: bool) -> np.nda
     padded *= fft_tables.weight(np.arange(plan.length), plan.length, plan.weighted)
     found = np.fft.fft(padded)
     laid = _as_tiles(plan, found.conj() if conj else found)
-    made = np.stack([laid.real, laid.imag], 1)
-    made = fft_tables.grouped(made, plan.rows) if plan.rows == fft_tables.SHORT else made
+    made = _in_order(plan, np.stack([laid.real, laid.imag], 1))
     with np.errstate(over="ignore"):  # to infinities, as a GPU does
         return np.ascontiguousarray(made.astype(dtype))
 
@@ -145,9 +144,17 @@ def _torch_spectrum(torch: Any, plan: Plan, k: Any, dtype: Any, conj: bool) -> A
     else:
         found = torch.fft.fft(padded)
     laid = _as_tiles(plan, found.conj() if conj else found)
-    made = torch.stack([laid.real, laid.imag], 1)
-    made = fft_tables.grouped(made, plan.rows) if plan.rows == fft_tables.SHORT else made
+    made = _in_order(plan, torch.stack([laid.real, laid.imag], 1))
     return made.to(dtype).contiguous()
+
+
+def _in_order(plan: Plan, made: Any) -> Any:
+    """Real and imaginary parts, [.., 2, rows, cols], as the plan's kernel reads them."""
+    if plan.rows == fft_tables.SHORT:
+        return fft_tables.grouped(made, plan.rows)
+    if not plan.in_registers:
+        return made
+    return made.reshape(-1, 2, 1, plan.rows * plan.cols)[..., fft_tables.register_order()]
 
 
 def _as_tiles(plan: Plan, spectrum: Any) -> Any:
@@ -207,23 +214,32 @@ def _weights(plan: Plan, device: Any) -> Any:
     return torch.from_numpy(weights.astype(np.complex64)).to(device)
 
 
-def tables_of(plan: Plan, like: Any, dtype: str) -> tuple[Any, ...]:
-    """Constants of the plan's kernel: the first in the dtype of u, the others in `dtype`."""
+def tables_of(plan: Plan, like: Any, dtype: str, *, quarters: bool = False) -> tuple[Any, ...]:
+    """Constants of the plan's kernel: the first in the dtype of u, the others in `dtype`.
+
+    Args:
+        plan: of the transform.
+        like: u, of whose library and device they are.
+        dtype: of the intermediates.
+        quarters: those of `fft_conv_quarters`, whose third is f32.
+    """
     array = view(like)
     device = array.device if _torch(like) is not None else None
-    return _tables(plan, array.dtype, dtype, device)
+    kinds = (dtype, dtype, "f32", dtype) if quarters else (array.dtype, *[dtype] * 3)
+    return _tables(plan, kinds, device, quarters)
 
 
 @functools.lru_cache(maxsize=256)
 def _tables(
-    plan: Plan, first: str, rest: str, device: str | None
+    plan: Plan, dtypes: tuple[str, ...], device: str | None, quarters: bool
 ) -> tuple[Any, ...]:
-    shape = plan.rows, plan.cols, plan.weighted
-    if plan.rows == fft_tables.SHORT:
-        arrays = fft_tables.grouped_tables(*shape)
+    if quarters:
+        arrays = fft_tables.quarter_tables(plan.outer, plan.weighted)
+    elif plan.rows == fft_tables.SHORT:
+        arrays = fft_tables.grouped_tables(plan.rows, plan.cols, plan.weighted)
     else:
-        arrays = fft_tables.plain_tables(*shape, plan.outer)
-    kinds = [by_name(first), *[by_name(rest)] * (len(arrays) - 1)]
+        arrays = fft_tables.plain_tables(plan.rows, plan.cols, plan.weighted, plan.outer)
+    kinds = [by_name(name) for name, _ in zip(dtypes, arrays, strict=False)]
     if device is None:
         return tuple(np.ascontiguousarray(x.astype(kind.numpy))
                      for x, kind in zip(arrays, kinds, strict=True))  # fmt: skip

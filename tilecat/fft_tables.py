@@ -16,6 +16,8 @@ import numpy as np
 
 Array = Any
 SHORT = 32  # rows of the plan whose rows are grouped
+QUARTER = 64  # rows and columns of a part of a long sequence
+QUARTERS = 4  # of which one CTA has so many
 GROUP = 8  # rows of real parts, then of imaginary ones, in a tile of the short plan
 
 
@@ -59,6 +61,39 @@ def plain_tables(rows: int, cols: int, causal: bool, outer: int = 1) -> tuple[np
         found.append((parts(plain * across), parts(twiddles * along)))
     first, last = (np.stack(made) for made in zip(*found, strict=True))
     return first, first, parts(second)[None], last
+
+
+def quarter_tables(outer: int, causal: bool) -> tuple[np.ndarray, ...]:
+    """F, T and V as `fft_conv_quarters` takes them, of sequences in `outer` parts of 64 x 64.
+
+    Element n = 64 a + b of z_q has the weight exp(-2 pi i q n / N) w(n) / sqrt(outer), a product of
+    V[q, :, a] and of one of the column. That is in T[q]; of 8 parts without weights, where shared
+    memory has no room for so many, X[q, :, b] follows V, and T is that of a part.
+    """
+    _, second, twiddles = matrices(QUARTER, QUARTER, False)
+    length, part = outer * QUARTER**2, np.arange(outer)[:, None]
+
+    def turned(n: np.ndarray) -> np.ndarray:
+        return np.exp(-2j * np.pi * part * n / length) * weight(n, length, causal)
+
+    index = np.arange(QUARTER)
+    rows, cols = parts(turned(QUARTER * index) / np.sqrt(outer), 1), turned(index)
+    if columns_apart(outer, causal):
+        return parts(second)[None], parts(twiddles)[None], rows, parts(cols, 1)
+    return parts(second)[None], parts(twiddles * cols[:, None], 1), rows
+
+
+def columns_apart(outer: int, causal: bool) -> bool:
+    """Whether weights of columns are not in the twiddles."""
+    return outer > QUARTERS and not causal
+
+
+def register_order() -> np.ndarray:
+    """Elements of a 64 x 64 tile of 16 bits in `tc.register_order`: 8 of a thread in a run."""
+    run, thread, inside = np.ogrid[0:4, 0:128, 0:8]
+    element, lane = 8 * run + inside, thread % 32
+    row = 16 * (thread // 32) + lane // 4 + 8 * (element // 2 % 2)
+    return (QUARTER * row + 8 * (element // 4) + 2 * (lane % 4) + element % 2).ravel()
 
 
 def grouped_tables(rows: int, cols: int, causal: bool) -> tuple[np.ndarray, ...]:

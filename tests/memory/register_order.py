@@ -9,7 +9,7 @@ import numpy as np
 from memory_cases import MemoryCase, numbers, zeros
 
 import tilecat as tc
-from tilecat import f32, gl, rt, rv, sv, u32
+from tilecat import f16, f32, gl, rt, rv, sv, u32
 from tilecat.dtypes import by_name
 
 
@@ -87,6 +87,26 @@ def summed() -> MemoryCase:
     )  # fmt: skip
 
 
+@tc.kernel
+def packs(X: gl[f16, 4096], Y: gl[f16, 64, 64]):
+    with tc.warpgroup():
+        packed = tc.load(X[0], rv[f16, 4096, "plain", 8])
+        tc.store(Y[0, 0], tc.from_register_order(packed, rt[f16, 64, 64]))
+
+
+def packing() -> MemoryCase:
+    """Elements of 16 bits, 8 of a thread in a run: two of its runs of four 32-bit ones."""
+
+    def expected(a: dict[str, Any]) -> dict[str, Any]:
+        order = fragment(64, 64).reshape(4, 2, 128, 4).swapaxes(1, 2).ravel()
+        return {"Y": a["X"][np.argsort(order)].reshape(64, 64)}
+
+    return MemoryCase(
+        "register order packed", packs,
+        lambda: {"X": numbers((4096,), "f16"), "Y": zeros((64, 64), "f16")}, expected,
+    )  # fmt: skip
+
+
 def lying() -> MemoryCase:
     return MemoryCase(
         "register order lies", lies,
@@ -102,5 +122,5 @@ CASES = (
       for space in ("shared", "global")),
     through("e4m3", 64, 64, "shared", "row", "warpgroup"),
     through("f32", 128, 32, "shared", "row", "warpgroup"),
-    lying(), summed(),
+    lying(), summed(), packing(),
 )  # fmt: skip

@@ -118,10 +118,10 @@ def convolve(streams, matrices, spectrum, registers, packed):
 
 
 @tc.kernel
-def fft_conv_64(U: gl[T, "B", "C", "R", 64], H: gl[TI, "C", 2, 64, 64], E0: gl[T, "Q", 2, 64, 64],
-                E: gl[TI, "Q", 2, 64, 64], F: gl[TI, 1, 2, 64, 64], W: gl[TI, "Q", 2, 64, 64],
+def fft_conv_64(U: gl[T, "B", "C", "R", 64], H: gl[TI, "C", 2, 64, 64], E0: gl[T, 1, 2, 64, 64],
+                E: gl[TI, 1, 2, 64, 64], F: gl[TI, 1, 2, 64, 64], W: gl[TI, 1, 2, 64, 64],
                 Y: gl[T, "B", "C", "R", 64], *args, causal=False, in_gate=False, out_gate=False,
-                outer=1, consumers=2, stages=2):  # fmt: skip
+                consumers=2, stages=2):  # fmt: skip
     """Y[b, c] = k[c] * U[b, c], circular or causal along 64 R elements, at most 4096.
 
     Args:
@@ -131,14 +131,13 @@ def fft_conv_64(U: gl[T, "B", "C", "R", 64], H: gl[TI, "C", 2, 64, 64], E0: gl[T
         args: gates of U and of Y, as U.
         causal: a sequence by itself, weighted; else two together, circular.
         in_gate, out_gate: whether there are gates.
-        outer: Q; channel c has the matrices of c modulo Q (`fft_spread`), and two are together.
         consumers, stages: sequences, or pairs, a step; steps loaded ahead.
     """
     parts, inner = 1 if causal else 2, H.dtype
     packed = (U.dtype, inner) == (bf16, f16)
     pipe = tc.lcsf(consumers=consumers, stages=stages, steps=tc.cdiv(U.size(0), parts * consumers),
                    tasks=tc.custom_order(U.size(1), lambda t: {"channel": t}))  # fmt: skip
-    constants = Constants(pipe, U.dtype, inner, weighted=causal or outer > 1, outer=outer)
+    constants = Constants(pipe, U.dtype, inner, weighted=causal)
     constants.tensors = {"E0": E0, "E": E, "F": F, "T": W}
     h = pipe.input(st[inner, SIDE, SIDE], count=2, ring="spectrum", rate="task", stages=2)
     streams = Streams(pipe, st[U.dtype, SIDE, SIDE], (parts, 2, parts), (in_gate, out_gate),
@@ -148,7 +147,6 @@ def fft_conv_64(U: gl[T, "B", "C", "R", 64], H: gl[TI, "C", 2, 64, 64], E0: gl[T
 
     @pipe.begin
     def _(task):
-        constants.load("task", task.channel % outer)
         for part in range(2):
             tc.load_async(h[part], H[task.channel, part, 0, 0])
 
@@ -164,14 +162,12 @@ def fft_conv_64(U: gl[T, "B", "C", "R", 64], H: gl[TI, "C", 2, 64, 64], E0: gl[T
     @pipe.consume
     def _(task, steps):
         between = matrix(constants.plain), constants.twiddles
-        constants.wait()
         h.wait()
         before, after = load_complex(constants.first), matrix(constants.rows)
         after = adjoint(after) if parts == 2 else after  # registers of both are too many for three
         for _ in tc.range(steps):
             convolve(streams, (before, between, after), h, (acc, acc, z), packed)
         h.release()
-        constants.release()
 
     @pipe.store
     def _(task, step):

@@ -1,4 +1,4 @@
-"""Convolutions longer than 4096: what stands before and behind transforms of 4096.
+"""Sequences longer than 4096 as complex ones of 4096, in memory: for gradients of filters.
 
 A sequence of N = 4096 Q elements, n = 4096 r + n', becomes Q complex ones of 4096, sequence q with
 the frequencies Q k' + q:
@@ -7,7 +7,7 @@ the frequencies Q k' + q:
 
 and the result y[4096 r + n'] = sum_q conj(c[q, r]) v_q[n'] of their convolutions v_q. What
 depends on n', exp(-2 pi i q n' / N) and its weight w(n'), is in the matrices E and T of
-`fft_conv_64` for q.
+`fft_filter_64` for q. `fft_conv_halves` and `fft_conv_quarters` do the same without memory.
 
 Circular: two sequences of x are one complex one, as there; causal, each is one by its weights.
 """
@@ -58,14 +58,13 @@ def load(tensor, place):
 
 
 @tc.kernel
-def fft_spread(X: gl[T, "B", "C", "L"], Z: gl[TI, "P", "C", "Q", 4096], *args, outer=2,
+def fft_spread(X: gl[T, "B", "C", "L"], Z: gl[TI, "P", "C", "Q", 4096], *, outer=2,
                causal=False, warps=8):  # fmt: skip
     """Z[2 p + part, c, q] = part of z_q of X[p], or of X[2 p] + i X[2 p + 1] if not causal.
 
     Args:
         X: sequences of at most 4096 outer elements.
         Z: real and imaginary parts in turn; Q is outer.
-        args: a gate that X is multiplied by, as X.
         outer, causal: Q, and whether X is weighted.
         warps: of a CTA.
     """
@@ -85,9 +84,6 @@ def fft_spread(X: gl[T, "B", "C", "L"], Z: gl[TI, "P", "C", "Q", 4096], *args, o
     def _(row, *loaded):
         pair, channel, first = where.of(row)
         x = [tc.cast(a, f32) for a in loaded]
-        for a, place in zip(x, places(row), strict=True):
-            for gate in args:
-                tc.mul(a, tc.cast(load(gate, place), f32), out=a)
         for q in range(outer):
             re = im = None
             for r, c in enumerate(factors[q]):
@@ -96,33 +92,3 @@ def fft_spread(X: gl[T, "B", "C", "L"], Z: gl[TI, "P", "C", "Q", 4096], *args, o
                     re, im = plus(re, x[outer + r], -c.imag), plus(im, x[outer + r], c.real)
             for part, value in enumerate((re, im)):
                 tc.store(Z.at(pair * 2 + part, channel, q, first), tc.cast(value, Z.dtype))
-
-
-@tc.kernel
-def fft_gather(V: gl[TI, "P", "C", "Q", 4096], Y: gl[T, "B", "C", "L"], *args, outer=2,
-               causal=False, warps=8):  # fmt: skip
-    """Y of the convolutions V: the inverse of `fft_spread`, times a gate as Y if there is one."""
-    parts, factors, where = 1 if causal else 2, coefficients(outer, causal), Rows(V)
-    rows = tc.rows(where.count, warps=warps, ahead=int(2 * outer <= AHEAD))
-
-    @rows.load
-    def _(row):
-        pair, channel, first = where.of(row)
-        return tuple(load(V, (pair * 2 + part, channel, q, first))
-                     for part in range(2) for q in range(outer))  # fmt: skip
-
-    @rows.compute
-    def _(row, *v):
-        pair, channel, first = where.of(row)
-        v = [tc.cast(x, f32) for x in v]
-        for r in range(outer):
-            for part in range(parts):
-                total = None
-                for q in range(outer):
-                    c = factors[q][r].conjugate()
-                    one, other = (c.real, -c.imag) if part == 0 else (c.imag, c.real)
-                    total = plus(plus(total, v[q], one), v[outer + q], other)
-                place = pair * parts + part, channel, first + r * SHORT
-                for gate in args:
-                    total = total * tc.cast(load(gate, place), f32)
-                tc.store(Y.at(*place), tc.cast(total, Y.dtype))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import tilecat as tc
 from tilecat import f32
 
@@ -34,7 +36,7 @@ def times(z, acc, factor, *, conj=False, packed=False):
             tc.cast(tc.fma(x.im, f.re, own), z.im.dtype, out=to.im)
 
 
-def transform(constants, spectrum, registers, packed):
+def transform(constants, spectrum, registers, packed, turn=nullcontext):
     """From the sums of the first product to the values of the last one: all that is between.
 
     Args:
@@ -42,13 +44,17 @@ def transform(constants, spectrum, registers, packed):
         spectrum: tiles of the filter's.
         registers: sums before, sums of the products, and values.
         packed: see `times`.
+        turn: around products: consumers' stand behind one another's.
     """
     (plain, twiddles), (before, acc, z) = constants, registers
     times(z, before, load_complex(twiddles), packed=packed)
-    tc.mma_AB(acc, z, plain, accumulate=False)
+    with turn():
+        tc.mma_AB(acc, z, plain, accumulate=False)
     tc.mma_wait()
-    times(z, acc, load_complex(spectrum), packed=packed)
-    tc.mma_AB(acc, z, plain.conj(), accumulate=False)
+    held = spectrum if isinstance(spectrum, tc.ComplexTile) else load_complex(spectrum)
+    times(z, acc, held, packed=packed)
+    with turn():
+        tc.mma_AB(acc, z, plain.conj(), accumulate=False)
     tc.mma_wait()
     times(z, acc, load_complex(twiddles), conj=True, packed=packed)
 

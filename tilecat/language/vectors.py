@@ -59,7 +59,8 @@ def from_register_order(vector: RegVec, kind: RegTileType) -> RegTile:
     """A plain vector as the register tile that `tc.register_order` made it from.
 
     Args:
-        vector: plain, of the tile's 32-bit dtype, or of u32 for packed elements.
+        vector: plain, of the tile's 32-bit dtype, or of u32 for packed elements; those of 16 bits
+            also as a vector of their own dtype, packed in runs of 8.
         kind: the tile's type: `rt[f32, 64, 64]`.
 
     Raises:
@@ -76,7 +77,9 @@ def from_register_order(vector: RegVec, kind: RegTileType) -> RegTile:
     target = held_by_scope(kind, "from_register_order")
     assert isinstance(target, RegTileType), "a tile stays one"
     wanted = _ordered(target)
-    if value.type != wanted:
+    packed = RegVecType(target.dtype, 2 * wanted.length, "plain", warps=wanted.warps,
+                        run=2 * wanted.run)  # fmt: skip
+    if value.type != wanted and (value.type != packed or target.dtype.bits != 16):
         raise LayoutError(
             f"from_register_order: {target} is made of {wanted}, got {value.type}",
             hint=f'tc.load(place, tc.rv[tc.{wanted.dtype.name}, {wanted.length}, "plain", '
