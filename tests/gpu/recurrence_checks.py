@@ -14,11 +14,11 @@ def normal(*shape: int, dtype: Any = BF16) -> Any:
     return torch.randn(*shape, device="cuda").to(dtype)
 
 
-def close(got: Any, exact: Any, limit: float, size: Any = None) -> None:
+def close(got: Any, exact: Any, limit: float, size: Any = None, worst: int = 16) -> None:
     """The error relative to the exact tensor (or to `size`), norm by norm; NaN fails.
 
-    A row, along the last axis, may be 16 times as far off, relative to a row of the mean size, or
-    to itself where it is larger (the first tokens' where outputs are means).
+    A row, along the last axis, may be `worst` times as far off, relative to a row of the mean
+    size, or to itself where it is larger (the first tokens' where outputs are means).
     """
     assert got.shape == exact.shape, (tuple(got.shape), tuple(exact.shape))
     if not exact.numel():
@@ -28,7 +28,8 @@ def close(got: Any, exact: Any, limit: float, size: Any = None) -> None:
     error = squares.mean().sqrt() / scale
     assert error <= limit, f"error {float(error):.2g}, limit {limit:.2g}"
     rows = squares.mean(-1).sqrt() / (exact**2).mean(-1).sqrt().clamp(min=float(scale))
-    assert rows.max() <= 16 * limit, f"worst row {float(rows.max()):.2g}, limit {16 * limit:.2g}"
+    found = float(rows.max())
+    assert found <= worst * limit, f"worst row {found:.2g}, limit {worst * limit:.2g}"
 
 
 CHUNK = 512  # tokens of the exact recurrence at a time

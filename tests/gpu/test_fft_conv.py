@@ -74,7 +74,7 @@ def test_impulses_at_many_places_leave_the_rest_silent(length, causal):
     places = torch.arange(0, length, max(1, length // 1024), device="cuda")
     u = torch.nn.functional.one_hot(places, length)[:, None].to(BF16)
     k = randn(1, length) / length**0.5
-    y, wanted = tc.fft_conv(u, k, causal), exact(u.double(), k.double(), causal)
+    y, wanted = tc.fft_conv(u, k, causal=causal), exact(u.double(), k.double(), causal)
     assert error(y, wanted) < LIMITS[BF16]
     peak = wanted.abs().amax(-1, keepdim=True)
     silent = wanted.abs() < 1e-12  # causal: before the impulse
@@ -88,24 +88,23 @@ def test_sines_at_every_bin_and_constants(causal):
     at = torch.arange(1024, device="cuda").double() / 1024
     u = torch.cos(2 * torch.pi * torch.arange(513, device="cuda")[:, None] * at)[:, None].to(BF16)
     k = randn(1, 1024) / 32
-    y, wanted = tc.fft_conv(u, k, causal), exact(u.double(), k.double(), causal)
+    y, wanted = tc.fft_conv(u, k, causal=causal), exact(u.double(), k.double(), causal)
     assert error(y, wanted) < LIMITS[BF16]
-    large = torch.full((3, 2, 1024), 100.0, device="cuda", dtype=BF16)
-    both = torch.cat([k, k.flip(-1)])
-    assert error(tc.fft_conv(large, both, causal), exact(large.double(), both.double(), causal)) \
-        < 2 * LIMITS[BF16]
+    u, k = torch.full((3, 2, 1024), 100.0, device="cuda").to(BF16), torch.cat([k, k.flip(-1)])
+    y, wanted = tc.fft_conv(u, k, causal=causal), exact(u.double(), k.double(), causal)
+    assert error(y, wanted) < 2 * LIMITS[BF16]
 
 
 def test_linear_shifted_gated_by_zero_and_half_empty_pairs():
     u, v, k = randn(3, 140, 1024), randn(3, 140, 1024, seed=1), randn(140, 1024) / 32
     u, v = (x.to(torch.float16) for x in (u, v))
-    one, two, both = (tc.fft_conv(x, k, False).double() for x in (u, v, u + v))
+    one, two, both = (tc.fft_conv(x, k, causal=False).double() for x in (u, v, u + v))
     assert error(both, one + two) < 2 * LIMITS[F16]
-    assert error(tc.fft_conv(u.roll(77, -1), k, False), one.roll(77, -1)) < 2 * LIMITS[F16]
+    assert error(tc.fft_conv(u.roll(77, -1), k, causal=False), one.roll(77, -1)) < 2 * LIMITS[F16]
     zero = torch.zeros_like(u)
     assert not tc.fft_conv(u, k, in_gate=zero).any() and not tc.fft_conv(u, k, out_gate=zero).any()
     u[:2] = 0  # the third has the second half of a pair for itself
-    y = tc.fft_conv(u, k, False)
+    y = tc.fft_conv(u, k, causal=False)
     assert not y[:2].any() and error(y[2], one[2]) < LIMITS[F16]
 
 

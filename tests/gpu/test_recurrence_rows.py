@@ -287,8 +287,10 @@ def check_based(q, k, v, norm, *, gradients=True):
     do = normal(*v.shape)
     made, wanted = tc.based_backward(do, q, k, v, None, norm), gradients_of(exact, leaves, do)
     for mine, other in zip(made, wanted, strict=False):
-        flat_one = norm and q.shape[2] == 1  # a mean of one value, whatever its weight
-        close(mine, other, DIVIDED if norm else LIMIT, do if flat_one else None)
+        if norm:  # a mean of one value is it, whatever its weight; of few their weights nearly are
+            close(mine, other, DIVIDED, do if q.shape[2] == 1 else None, worst=32)
+        else:
+            close(mine, other, LIMIT)
 
 
 @pytest.mark.parametrize("norm", [False, True])
