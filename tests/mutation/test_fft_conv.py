@@ -30,6 +30,7 @@ CLOSED = "the next one closes both groups"
 COVERED = "the fence before covers these registers too"
 WHOLE = "the products that read the tile are the whole warpgroup's"
 LATER = "the products that read v_0 stand behind the next one too"
+TURN = "the products that read the tile stand behind a meeting of both consumers"
 # Products of four sums at a time are waited for together, of two at the end of 1024 and at both
 # ends of causal ones.
 SHORT, LONG = (5, 6, 7, 9, 10, 11, 13), (5, 6, 7, 9, 10, 11, 13, 14, 15)
@@ -59,12 +60,19 @@ EQUIVALENT = {
         **{f"consumer: wgmma.commit_group #{n}": CLOSED for n in CAUSAL},
         **{f"consumer: wgmma.fence #{n + 1}": COVERED for n in CAUSAL},
     },
-    "8192 causal": {
+    **{name: {
         **EVERY, "consumer: fence.proxy.async #2": LATER, "consumer: bar.sync #2": LATER,
         "consumer: bar.sync #4": WHOLE,
-        **{f"producer: cp.async.bulk.commit_group #{n}": CLOSED for n in range(1, 4)},
+        **{f"producer: cp.async.bulk.commit_group #{n}": CLOSED for n in range(1, stores)},
         **{f"consumer: wgmma.commit_group #{n}": CLOSED for n in (*HALVES, 28)},
         **{f"consumer: wgmma.fence #{n + 1}": COVERED for n in HALVES},
+    } for name, stores in (("8192 causal", 4), ("8192 circular", 8))},
+    "16384 causal": {
+        **EVERY, "consumer: fence.proxy.async #2": LATER, "consumer: bar.sync #5": LATER,
+        "consumer: bar.sync #9": TURN, "consumer: bar.sync #11": WHOLE,
+        **{f"producer: cp.async.bulk.commit_group #{n}": CLOSED for n in range(1, 4)},
+        **{f"consumer: wgmma.commit_group #{n}": CLOSED for n in (*HALVES, 28)},
+        **{f"consumer: wgmma.fence #{n + 1}": COVERED for n in (*HALVES, 28)},
     },
 }  # fmt: skip
 
@@ -141,6 +149,8 @@ SUBJECTS = (
     _subject(5, 6, 4096, causal=False, consumers=2, stages=2),
     _subject(5, 5, 4096, causal=True, consumers=3, stages=2),
     _subject(3, 5, 8192, causal=True, consumers=2),
+    _subject(5, 5, 8192, causal=False, consumers=2),
+    _subject(3, 3, 16384, causal=True, outer=4),
 )
 SHARE = 7  # one deletion of so many is tried by default
 SHARES = [
