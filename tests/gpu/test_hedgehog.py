@@ -97,4 +97,7 @@ def test_gradients(size, states):
     exact = exact_hedgehog(*wide[:7], wide[7:] or None)
     wanted = torch.autograd.grad(exact, wide, [x.double() for x in grads])
     for mine, other in zip(found, wanted, strict=True):
-        close(mine, other, FACTORS if mine.ndim == 1 else GRAD)
+        if other.any():
+            close(mine, other, FACTORS if mine.ndim == 1 else GRAD)
+        else:  # of two blocks and no states: features of queries change nothing
+            assert not mine.any()

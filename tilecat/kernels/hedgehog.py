@@ -134,9 +134,9 @@ class Window(Recurrence):
             tc.fill(far, -math.inf)
         top = tc.row_max(far, top) * (self.scale * LOG2_E)
         weights = self.weigh(near, top, self.p)
-        tc.mma_AB(near, q, self.maps[0], accumulate=False)
         weights = self.weigh(far, top, self.scan.p, weights)
         self.p.publish()
+        tc.mma_AB(near, q, self.maps[0], accumulate=False)
         tc.mma_wait()
         q.release()
         for part, (sign, out) in enumerate(((1, far), (-1, near))):
