@@ -12,16 +12,19 @@ from tilecat import f32, gl, rt, rv, s32, sv
 from tilecat.dtypes import by_name
 
 
-def vectors(memory: str, register: str, run: int, length: int, width: int) -> MemoryCase:
+def vectors(
+    memory: str, register: str, run: int, length: int, width: int, cache: str = ""
+) -> MemoryCase:
     """A row a warp, wider or narrower than the vector; `fill` beyond it."""
     kind, held = by_name(memory), by_name(register)
 
     def rows(X: gl[kind, "M", "N"], Y: gl[kind, "M", "N"], Z: gl[f32, "M", "L"]):
         with tc.warpgroup(), tc.warps():
-            x = tc.load(X[tc.warp_id(), 0], rv[held, length, "plain", run], fill=3)
+            x = tc.load(X[tc.warp_id(), 0], rv[held, length, "plain", run], fill=3,
+                        cache=cache)  # fmt: skip
             y = tc.empty(rv[held, length, "plain", run])
             tc.copy(y, x)
-            tc.store(Y[tc.warp_id(), 0], y)
+            tc.store(Y[tc.warp_id(), 0], y, cache=cache)
             tc.store(Z[tc.warp_id(), 0], tc.cast(x, f32))
 
     def expected(a: dict[str, Any]) -> dict[str, Any]:
@@ -32,7 +35,7 @@ def vectors(memory: str, register: str, run: int, length: int, width: int) -> Me
         return {"Y": y, "Z": z}
 
     return MemoryCase(
-        f"runs {memory}-{register} of {run}, {length} of {width}", tc.kernel(rows),
+        f"runs {memory}-{register} of {run}, {length} of {width}{cache}", tc.kernel(rows),
         lambda: {"X": numbers((3, width), memory), "Y": zeros((3, width), memory, 5),
                  "Z": zeros((3, length), "f32")}, expected,
     )  # fmt: skip
@@ -88,6 +91,7 @@ CASES = (
         ("f32", "f32", 8), ("f32", "f32", 4), ("bf16", "bf16", 2),
     ) for width in (512, 488, 301, 600)),
     vectors("bf16", "bf16", 8, 256, 1),
+    *(vectors("bf16", "bf16", 8, 512, width, "evict_first") for width in (512, 301)),
     *(tiles(d, run, (32, 128)) for d, run in (("bf16", 8), ("f16", 4), ("f32", 8))),
     *(tiles(d, 8, extents) for d in ("bf16", "f32") for extents in ((29, 120), (40, 77))),
     tiles("bf16", 8, (45, 128), 9), tiles("bf16", 8, (30, 128), 9), tiles("f32", 4, (30, 77), 5),

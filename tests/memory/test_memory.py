@@ -44,3 +44,9 @@ FAMILIES = {tuple(case.name.split()[:2]): case for case in CASES}
 @pytest.mark.parametrize("case", FAMILIES.values(), ids=str)
 def test_memory_case_assembles(case: MemoryCase):
     case.kernel.compile(*case.arrays().values(), **case.params)
+
+
+def test_what_is_used_once_is_told_to_the_caches():
+    case = next(case for case in RUNS if case.name.endswith("evict_first"))
+    text = case.kernel.compile(*case.arrays().values(), **case.params).ptx
+    assert "ld.global.cs.v4.b32" in text and "st.global.cs.v4.b32" in text

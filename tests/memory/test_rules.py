@@ -271,6 +271,13 @@ RULES = (
          "tc.device_assert(i < n, message)"),
     Rule(lambda k: tc.device_assert(1 > 2, "wrong"), LayoutError,
          "device_assert: is false while tracing: wrong"),
+    # caches
+    Rule(lambda k: tc.load(k.A[0, 0], TILE, cache="evict_last"), LayoutError,
+         "load: cache is \"evict_first\", of tiles and vectors of tensors, got cache='evict_last'",
+         'cache="evict_first"'),
+    Rule(lambda k: tc.store(tile(), tc.full(TILE, 0.0), cache="evict_first"), LayoutError,
+         "store: cache is \"evict_first\", of tiles and vectors of tensors, got "
+         "cache='evict_first'", "tc.store without cache"),
     # in place
     Rule(lambda k: tc.store(k.A[0, 0], k.x + 1.0), SyncError,
          "breaks: A is written here and read at",

@@ -31,9 +31,11 @@ class Row:
         keep: the powers of a row stay in registers, and it leaves shared memory when it is read.
         again: a row in shared memory is read again, for its gradient.
         staged: whether rows lie in shared memory.
+        cache: of their loads.
     """
 
-    def __init__(self, rows, X, V, piece, chunks, *, keep, again, staged):
+    def __init__(self, rows, X, V, piece, chunks, *, keep, again, staged, cache):
+        self.cache = cache
         self.X, self.rows, self.V, self.piece = X, rows, V, piece
         self.chunks, self.count = chunks, -(-V // (rows.parts * chunks * piece))  # pieces of each
         self.keep, self.again, self.wide = keep, again, self.count * piece  # logits of a chunk
@@ -49,10 +51,10 @@ class Row:
         chunk, (whole, rest) = self.number(self.input.chunk), divmod(self.V, self.wide)
         place = self.X.at(row, chunk * self.wide)
         with tc.when(chunk < whole):
-            self.input.load(place)
+            self.input.load(place, cache=self.cache)
         if whole < self.rows.parts * self.chunks:
             with tc.when(chunk == whole):
-                self.input.load(place, rest)
+                self.input.load(place, rest, cache=self.cache)
             with tc.when(chunk > whole):
                 self.input.load(place, 0)
         return None
@@ -190,7 +192,8 @@ def cross_entropy(X: inout[T, "M", "V"], G: inout[T, "M", "V"], TARGET: gl[s32, 
     """
     rows = tc.rows(X.rows, warps=warps, shared_by="cta", cluster=cluster, blocks_per_sm=blocks,
                    ahead=0, stages=stages)  # fmt: skip
-    whole = Row(rows, X, V, piece, chunks, keep=keep, again=forward and gradient, staged=staged)
+    whole = Row(rows, X, V, piece, chunks, keep=keep, again=forward and gradient, staged=staged,
+                cache="" if gradient else "evict_first")  # fmt: skip
     rows.load(lambda row: whole.load(row))
 
     @rows.compute

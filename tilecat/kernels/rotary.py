@@ -46,7 +46,7 @@ class Columns:
         token, chunk = (block // self.count, block % self.count) if self.count > 1 else (block, 0)
         return group, chunk, token * TOKENS, sequence
 
-    def turn(self, x, y, angle, row, chunk):
+    def turn(self, x, y, angle, row, chunk, cache):
         """A tile (of each half) of a head: y = x angle; both may lie in one place."""
         kind, first = rt[x.dtype, TOKENS, self.wide, "row", self.run], self.wide * chunk
         end = 2 * self.pairs if self.cut else None
@@ -56,13 +56,13 @@ class Columns:
             turned = pairs * angle
             tc.copy(pairs.re, turned.re)
             tc.copy(pairs.im, turned.im)
-            tc.store(y[:, 0:end].at(row, first), tc.cast(tile, y.dtype))
+            tc.store(y[:, 0:end].at(row, first), tc.cast(tile, y.dtype), cache=cache)
             return
         halves = slice(0, self.pairs if self.cut else None), slice(self.pairs, end)
         a, b = (tc.cast(tc.load(x[:, half].at(row, first), kind), f32) for half in halves)
         turned = tc.complex_tile(a, b) * angle
         for half, part in zip(halves, (turned.re, turned.im), strict=True):
-            tc.store(y[:, half].at(row, first), tc.cast(part, y.dtype))
+            tc.store(y[:, half].at(row, first), tc.cast(part, y.dtype), cache=cache)
 
 
 @tc.kernel
@@ -70,7 +70,7 @@ def rotary(C: gl[TC, "P", "R"], S: gl[TC, "P", "R"], Q: inout[T, "B", "N", "H", 
            QO: inout[T, "B", "N", "H", "D"], K: inout[T, "B", "N", "Hk", "D"],
            KO: inout[T, "B", "N", "Hk", "D"], length: s32, offset: s32, *args, R, D, cols=64,
            heads=4, interleaved=False, conjugate=False, packed=False, offsets=False,
-           heads_first=False, warps=4, blocks=3):  # fmt: skip
+           heads_first=False, warps=4, blocks=3, cache=""):  # fmt: skip
     """QO = Q (C + iS), KO = K (C + iS) in the first 2 R columns; C - iS if `conjugate`.
 
     Args:
@@ -84,6 +84,7 @@ def rotary(C: gl[TC, "P", "R"], S: gl[TC, "P", "R"], Q: inout[T, "B", "N", "H", 
         heads_first: heads lie apart and the tokens of a head together: tasks that follow one
             another are tokens of the same heads.
         warps, blocks: of a CTA, CTAs that share an SM.
+        cache: of `tc.store`.
     """
     starts, moved = args[0] if packed else None, args[-1] if offsets else None
     columns, tokens = Columns(R, cols, interleaved), tc.cdiv(length, TOKENS)
@@ -112,7 +113,7 @@ def rotary(C: gl[TC, "P", "R"], S: gl[TC, "P", "R"], Q: inout[T, "B", "N", "H", 
         def turn(x, y, part):
             for head in tc.range(part * heads, tc.minimum((part + 1) * heads, x.size(2))):
                 source, target = (z[plane, first:last, head, :] for z in (x, y))
-                columns.turn(source, target, angle, token, chunk)
+                columns.turn(source, target, angle, token, chunk, cache)
 
         with tc.when(group < groups):
             turn(Q, QO, group)

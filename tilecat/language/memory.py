@@ -103,7 +103,7 @@ def shared(kind: SharedTileType | SharedVecType, count: int | None = None) -> An
 
 
 def load(
-    source: Any, kind: Any = None, *, order: str = "row", fill: float = 0
+    source: Any, kind: Any = None, *, order: str = "row", fill: float = 0, cache: str = ""
 ) -> Any:
     """A new register tile, vector or scalar, from shared memory, a tensor or a peer.
 
@@ -118,13 +118,15 @@ def load(
             of tensor memory it says by which shape: `rt[f32, 128, 64, "32x32b"]`, a row a thread.
         order: for a shared tile, the fragment: "row", or "col" for the B operand of a warp's mma.
         fill: for a place, what elements outside the tensor are.
+        cache: for a place, "evict_first": what is read once is the first to leave the caches.
 
     Scope: warpgroup, warp; one element: any. PTX: `ldmatrix`, or `ld`; `tcgen05.ld`.
 
     Example: `x = tc.load(X[i, j], tc.rt[tc.f32, 64, 64], fill=float("-inf"))`
     """
+    _check_cache("load", source, cache, isinstance(kind, DType))
     if isinstance(source, GlobalTile):
-        return _load_global(source, kind, fill)
+        return _load_global(source, kind, fill, cache)
     if isinstance(source, PeerTile):
         return _load_peer(source, kind, order)
     if isinstance(source, TensorTile):
@@ -150,7 +152,16 @@ def _load_vector(source: Value, held: SharedVecType, kind: Any) -> Any:
     return wrap(add(LoadVector(source, held_by_scope(kind, "load"))).result)
 
 
-def _load_global(source: GlobalTile, kind: Any, fill: float) -> Any:
+def _check_cache(name: str, place: Any, cache: str, alone: bool) -> None:
+    """Raises: LayoutError: another word, or one for anything but tiles and vectors of tensors."""
+    if cache and (cache != "evict_first" or alone or not isinstance(place, GlobalTile)):
+        raise LayoutError(
+            f'{name}: cache is "evict_first", of tiles and vectors of tensors, got {cache=}',
+            hint=f"tc.{name} without cache" if cache == "evict_first" else 'cache="evict_first"',
+        )
+
+
+def _load_global(source: GlobalTile, kind: Any, fill: float, cache: str) -> Any:
     if isinstance(kind, DType):
         if kind != source.arg.type.dtype:
             raise DTypeError(f"load: {source.arg.name} holds {source.arg.type.dtype}, got {kind}")
@@ -166,6 +177,7 @@ def _load_global(source: GlobalTile, kind: Any, fill: float) -> Any:
     op = LoadGlobal(
         region.coords, region.arg, axes=region.axes, bounds=region.bounds, reverse=region.reverse,
         together=region.together, kind=held_by_scope(kind, "load"), fill=fill,
+        first=bool(cache),
     )  # fmt: skip
     return wrap(add(op).result)
 
@@ -181,7 +193,7 @@ def _load_peer(source: PeerTile, kind: Any, order: str) -> Any:
     return RegTile(add(LoadPeer(source.value, held_by_scope(kind, "load"))).result)
 
 
-def store(destination: Any, source: Any) -> None:
+def store(destination: Any, source: Any, *, cache: str = "") -> None:
     """Stores registers, or a scalar, to shared memory, a tensor or a peer.
 
     Elements outside the tensor are not written. Where a tile's elements lie together in the
@@ -193,14 +205,16 @@ def store(destination: Any, source: Any) -> None:
             `C[rows, col]` with an s32 vector of rows to scatter to, `counts[i]`.
         source: a register tile or a whole vector; for a place also a scalar or a number, which one
             thread of the scope stores.
+        cache: for a place, "evict_first": what nobody reads soon is the first to leave the caches.
 
     Scope: warpgroup, warp; a scalar: any. PTX: `stmatrix`, or `st`.
     """
+    _check_cache("store", destination, cache, not isinstance(source, Registers))
     take = getattr(destination, "take", None)  # of a pipeline's operand
     if take is not None:
         take(source)
     elif isinstance(destination, GlobalTile):
-        _store_global(destination, source)
+        _store_global(destination, source, cache)
     elif isinstance(destination, TensorTile):
         store_tensor(destination, source)
     elif isinstance(destination, PeerTile) and isinstance(destination.type.kind, SharedTileType):
@@ -218,7 +232,7 @@ def store(destination: Any, source: Any) -> None:
         add(StoreShared(tile_of(destination, "store"), tile_of(source, "store")))
 
 
-def _store_global(place: GlobalTile, source: Any) -> None:
+def _store_global(place: GlobalTile, source: Any, cache: str) -> None:
     if not isinstance(source, Registers):
         if isinstance(source, Scalar | int | float) and not isinstance(source, bool):
             coords, bounds = place.element()
@@ -230,7 +244,7 @@ def _store_global(place: GlobalTile, source: Any) -> None:
     region = place.region(*extents)
     op = StoreGlobal(
         region.coords, region.arg, axes=region.axes, bounds=region.bounds, reverse=region.reverse,
-        together=region.together, tile=value,
+        together=region.together, tile=value, first=bool(cache),
     )  # fmt: skip
     add(op)
 

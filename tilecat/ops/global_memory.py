@@ -121,6 +121,7 @@ class GlobalAccess(Op):
         together: elements of the contiguous axis that start at a multiple of their number, so
             that they may move in one access; 1 if nothing is known.
         reverse: axes of the tensor along which elements lie backwards from `coords`.
+        first: its lines are the first to leave the caches.
     """
 
     scopes: ClassVar[tuple[Scope, ...]] = TILE_SCOPES
@@ -131,6 +132,7 @@ class GlobalAccess(Op):
     bounds: Bounds = operand(default=(), kw_only=True)
     together: int = attribute(default=1, kw_only=True)
     reverse: tuple[int, ...] = attribute(default=(), kw_only=True)
+    first: bool = attribute(default=False, kw_only=True)
 
     @property
     def needs_layout(self) -> bool:
@@ -339,9 +341,8 @@ class LoadGlobal(GlobalAccess):
             load_runs(self, w, run, dtype, registers, fill)
             return
         if isinstance(kind, RegTileType):
-            done, end = self.in_runs(
-                w, kind, registers, lambda suffix, at, part: ptx.ld_global(suffix, part, at)
-            )
+            done, end = self.in_runs(w, kind, registers, lambda suffix, at, part: ptx.ld_global(
+                suffix, part, at, first=self.first))  # fmt: skip
         if done:
             return
         with w.nested() if end is not None else nullcontext():
@@ -372,11 +373,12 @@ class LoadGlobal(GlobalAccess):
         dtype = element_dtype(self.arg)
         kind = memory_kind(dtype)
         if self.surely_inside(w):
-            w.line(ptx.ld_global(kind, register, place.address(step)))
+            w.line(ptx.ld_global(kind, register, place.address(step), first=self.first))
             return
         value = number_text(self.fill, dtype)
         w.line(ptx.alu(f"mov.{'b32' if kind == 'b8' else kind}", register, value))
-        w.line(ptx.ld_global(kind, register, place.address(step)), pred=place.mask(step))
+        w.line(ptx.ld_global(kind, register, place.address(step), first=self.first),
+               pred=place.mask(step))  # fmt: skip
 
 
 def has_runs(kind: RegTileType | RegVecType) -> bool:
@@ -462,7 +464,8 @@ class StoreGlobal(GlobalAccess):
             store_runs(self, w, run, element_dtype(self.arg), registers)
             return
         if isinstance(tile, RegTileType):
-            done, end = self.in_runs(w, tile, registers, ptx.st_global)
+            done, end = self.in_runs(w, tile, registers, lambda *text: ptx.st_global(
+                *text, first=self.first))  # fmt: skip
         if done:
             return
         with w.nested() if end is not None else nullcontext():
@@ -483,7 +486,7 @@ class StoreGlobal(GlobalAccess):
             for part, step in zip(parts, steps[per * index :], strict=False):
                 mask = w.both(None if sure else place.mask(step), mine)
                 mask = w.both(mask, held(w, tile, index))
-                w.line(ptx.st_global(kind, place.address(step), part), pred=mask)
+                w.line(ptx.st_global(kind, place.address(step), part, first=self.first), pred=mask)
 
 
 def memory_kind(dtype: dtypes.DType) -> str:

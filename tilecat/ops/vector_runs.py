@@ -83,7 +83,8 @@ def load_runs(
             for register in held:
                 w.line(ptx.alu(f"mov.{suffix}", register, fill))
         text = (f"v{words}.{suffix}", ptx.vector(held)) if words > 1 else (suffix, held[0])
-        w.line(ptx.ld_global(*text, op.near(w, place, steps[first])), pred=mask)
+        address = op.near(w, place, steps[first])
+        w.line(ptx.ld_global(*text, address, first=op.first), pred=mask)
         if not direct:
             elements = unpack(w, kind.cast(dtype), held)
             pack(w, kind.dtype, elements, mine)
@@ -112,7 +113,7 @@ def store_runs(op: Any, w: Any, run: int, dtype: DType, registers: tuple[str, ..
         suffix = "f32" if dtype.name == "f32" else "b32"
         mask, address = _mask(op, w, kind, place, steps[first]), op.near(w, place, steps[first])
         text = (f"v{words}.{suffix}", ptx.vector(held)) if words > 1 else (suffix, held[0])
-        w.line(ptx.st_global(text[0], address, text[1]), pred=mask)
+        w.line(ptx.st_global(text[0], address, text[1], first=op.first), pred=mask)
 
 
 def add_runs(op: Any, w: Any, run: int, registers: tuple[str, ...]) -> None:

@@ -101,12 +101,15 @@ class RowInput:
         self.chunk = after % self.chunks
         return row + after // self.chunks * stride
 
-    def load(self, place: GlobalTile, length: int | None = None) -> None:
+    def load(
+        self, place: GlobalTile, length: int | None = None, *, cache: str = ""
+    ) -> None:
         """Loads the chunk's first `length` elements, all if None; in the load hole, once a row.
 
         Args:
             place: in the tensor, all inside it, from an address that is a multiple of 16 bytes.
             length: elements, a multiple of 16 bytes; 0 where the row has ended.
+            cache: L2 priority, as in `tc.load_async`.
 
         Scope: the load hole, each warp. PTX: `cp.async.bulk`.
         """
@@ -119,7 +122,7 @@ class RowInput:
         part = SharedVecType(self.kind.dtype, self.kind.length if length is None else length)
         vector = SharedVec(add(ViewShared(self.vector.value, 0, 0, part)).result)
         full.expect(vector)
-        load_bulk(vector, place, full, cache="evict_first")
+        load_bulk(vector, place, full, cache=cache)
 
     def _fill(self, value: float) -> None:
         """Makes all of the current chunk `value`, before a load that is shorter."""

@@ -55,14 +55,14 @@ def ld_param(kind: str, dst: str, name: str) -> str:
     return f"ld.param.{kind} {dst}, [{name}];"
 
 
-def ld_global(kind: str, dst: str, address: str) -> str:
-    """Load from global memory (9.7.9.8)."""
-    return f"ld.global.{kind} {dst}, [{address}];"
+def ld_global(kind: str, dst: str, address: str, *, first: bool = False) -> str:
+    """Load from global memory (9.7.9.8); `first`: its line is the first to leave the caches."""
+    return f"ld.global.{'cs.' * first}{kind} {dst}, [{address}];"
 
 
-def st_global(kind: str, address: str, src: str) -> str:
-    """Store to global memory (9.7.9.11)."""
-    return f"st.global.{kind} [{address}], {src};"
+def st_global(kind: str, address: str, src: str, *, first: bool = False) -> str:
+    """Store to global memory (9.7.9.11); `first`: its line is the first to leave the caches."""
+    return f"st.global.{'cs.' * first}{kind} [{address}], {src};"
 
 
 def ld_shared(kind: str, dst: str, address: str) -> str:
