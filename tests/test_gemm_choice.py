@@ -22,9 +22,9 @@ from tilecat.tune.winners import merged, parameters, winners
 
 H200 = gemm_winners.SHIPPED / "matmul-h200.json"
 DATA = json.loads(H200.read_text())
-RESULTS, LARGE = (
+RESULTS, *LATER = (
     json.loads((gemm_winners.SHIPPED.parents[2] / "benchmarks" / "results" / name).read_text())
-    for name in ("tune-matmul.json", "tune-matmul-large.json")
+    for name in ("tune-matmul.json", "tune-matmul-large.json", "tune-matmul-groups.json")
 )
 PROBLEM = gemm_choice.Problem(
     512, 512, 512, layout="NN", planes=1, sms=132, dtype="bf16"
@@ -111,9 +111,9 @@ def test_the_model_picks_nearly_the_best_of_what_was_measured():
 
 
 def test_shipped_winners_are_what_the_tuner_found():
-    assert merged(winners(RESULTS), winners(LARGE)) == DATA
+    assert merged(*map(winners, (RESULTS, *LATER))) == DATA
     found = {(*problem["extents"].values(), problem["layout"]): problem["times_us"]
-             for problem in (*RESULTS["problems"], *LARGE["problems"])}  # fmt: skip
+             for results in (RESULTS, *LATER) for problem in results["problems"]}  # fmt: skip
     for row in DATA["problems"]:
         times = found[*row["extents"].values(), row["layout"]]
         best = min(us["median"] for name, us in times.items() if "=" in name)
