@@ -42,10 +42,8 @@ class ClusterScan(ChunkScan):
         self.a, self.b = (self.gathered(VECTOR) for _ in range(2))
 
     def gathered(self, kind: Any) -> Any:
-        """Vectors beside P, or tiles in a ring of their own: one a chunk of a step, `at.member`."""
-        beside = self.p if kind is VECTOR else None
-        return self.pipe.ring(kind, writer=self.score, count=CTAS, stages=self.depth,
-                              beside=beside, gather=True)  # fmt: skip
+        """Tiles or vectors beside P, one a chunk of a step: `at.member` is the chunk's."""
+        return self.pipe.ring(kind, writer=self.score, count=CTAS, beside=self.p, gather=True)
 
     def at(self, task: Any, step: Any) -> At:
         """The chunk of a step that this CTA makes scores of."""
@@ -63,10 +61,11 @@ class ClusterScan(ChunkScan):
             for ring in rings if member + 1 < CTAS else ():
                 ring.next()
 
-    def chunks_of(self, task: Any, step: Any, tiles: Any) -> Iterator[tuple[At, Any]]:
+    def chunks_of(self, task: Any, step: Any, *tiles: Any) -> Iterator[tuple[At, Any]]:
         """State role: the chunks of a step, and which tile of P is whose."""
-        for at in self.step_of(task, self.at(task, step), tiles, self.y):
-            yield at, at.member
+        for member in self.state.stages(CTAS, *tiles, self.y):
+            at = chunk_of(task, step * CTAS + member, False)
+            yield replace(at, member=member), member
 
     def _store(self, task: Any, at: At, out: Any, ring: Any = None) -> None:
         for one in self.step_of(task, at, self.y):

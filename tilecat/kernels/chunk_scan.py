@@ -182,7 +182,7 @@ class ChunkScan(Chunks):
 
         @self.state.compute
         def _(task, step):
-            for at, head in self.chunks_of(task, step, k):
+            for at, head in self.chunks_of(task, step, q, k, v):
                 tiles = [None if x is None else x[head if x.count > 1 else 0] for x in (q, k)]
                 place = task, at, self.state.consumer
                 work.passing(*place, totals)

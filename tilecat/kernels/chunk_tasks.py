@@ -108,7 +108,7 @@ class Chunks:
         """The chunk of a step."""
         return chunk_of(task, step, self.reverse)
 
-    def chunks_of(self, task: Any, step: Any, tiles: Any) -> Iterator[tuple[At, Any]]:
+    def chunks_of(self, task: Any, step: Any, *tiles: Any) -> Iterator[tuple[At, Any]]:
         """State role: the chunks of a step (one), whose tiles come in turn; which P is whose."""
         index = self.state.consumer
         yield self.at(task, step), index // self.slices if self.slices > 1 else index

@@ -41,6 +41,7 @@ LEAST = -128.0  # log2 of a token's decay: 2**-128 is 0 in f32, and sums stay nu
 NORM_EPS = 1e-6  # below the root of a norm
 TILE = rt[f32, CHUNK, CHUNK]
 REGISTERS = 136, 208  # of the score role (twice) and the state role, beside a producer with 32
+SPILLED = 16  # bytes of the score role with norms, gates and a last state: 8 by ptxas 13.5
 PART = 64  # columns of queries in registers at a time, for their norms
 
 
@@ -183,7 +184,6 @@ class Delta(Scores):
         for ring, x in zip((scan.a, scan.b, self.into, self.queries),
                            (out, into * key, out * key, query * self.scale), strict=True):
             tc.store(ring[member].tile, x)
-        scan.p.publish()
         self.t.invert(kk, self.column(self.betas), member)
         return (None,)
 
@@ -230,12 +230,13 @@ def delta_rule(
     registers: of the score and the state role.
     """
     args = list(args)
+    tc.allow_spills(SPILLED)
     gates, starts, *states = (args.pop(0) if wanted else None for wanted in (g, packed, start, end))
     blocks = tc.cdiv(V.cols, CHUNK * CTAS)
     tasks = tasks_of(V.size(1), V.size(0), V.rows, blocks, starts, cluster=CTAS)
     scan = ClusterScan(Q.dtype, tasks, stages=stages, outputs=1, decayed=True, packed=packed,
                        turns=2, registers=registers)  # fmt: skip
-    own = [scan.pipe.input(st[Q.dtype, CHUNK, dim], ring="own", stages=1, ahead=True)
+    own = [scan.pipe.input(st[Q.dtype, CHUNK, dim], ring="own", turns=2, ahead=True)
            for _ in range(2)]  # fmt: skip
     kinds = (st[Q.dtype, CHUNK, columns] for columns in (dim, dim, CHUNK))
     q, k, v = (scan.pipe.input(kind, ring=name) for kind, name in zip(kinds, "qkv", strict=True))

@@ -131,7 +131,7 @@ class Pipeline:
 
     def input(
         self, kind: SharedTileType | SharedVecType, *, count: int = 1, ring: str = "stage",
-        rate: str = "step", stages: int | None = None, ahead: bool = False,
+        rate: str = "step", stages: int | None = None, ahead: bool = False, turns: int = 1,
     ) -> Slots:  # fmt: skip
         """`count` tiles, or vectors, loaded each step, through the ring of that name.
 
@@ -148,6 +148,8 @@ class Pipeline:
             stages: depth of its ring, said at its first input: None for the pipeline's, of a task
                 one, which two spare the wait where a task ends. There is one of a CTA.
             ahead: loaded by `@pipe.load_ahead`, which the rings of `load` do not hold up.
+            turns: warpgroups of a role that takes steps in turn and alone reads it: one stage, and
+                no warpgroup waits for what another reads, or gives it back.
 
         Scope: CTA, before the holes.
         """
@@ -158,9 +160,11 @@ class Pipeline:
             raise ScopeError(f'pipe.input: rate is "step", "task" or "cta", got {rate=}')
         if ring not in self.inputs:
             depth = (self.stages if rate == "step" else 1) if stages is None else stages
+            check_int("pipe.input: turns", turns, 1, MAX_STAGES, self.builder.loc())
+            depth = depth if turns == 1 else turns
             most = 1 if rate == "cta" else MAX_STAGES
             check_int(f"{self.template}: stages", depth, 1, most, self.builder.loc())
-            self.inputs[ring] = Ring(ring, depth, rate=rate, pair=self.pairs)
+            self.inputs[ring] = Ring(ring, depth, rate=rate, pair=self.pairs, turns=turns)
             self.inputs[ring].ahead = ahead
         if self.inputs[ring].rate != rate:
             raise ScopeError(

@@ -28,7 +28,7 @@ from ..builder import add, current
 from ..errors import LayoutError, Loc, ScopeError, SyncError
 from ..ir import Block, Op, Scope, Value
 from ..language.regions import Region
-from ..language.scalars import Var, named, operand_of, select, var
+from ..language.scalars import Var, binary, named, operand_of, select, var
 from ..language.transfers import (
     check_meets,
     copy_element,
@@ -85,7 +85,6 @@ class Visit:
         rings: used so far.
         ends: whether its hole may publish and release rings itself, before it ends.
         done: the rings that it has.
-        hole: the block of the hole itself, where it is not `block`: of steps taken in turn.
     """
 
     party: Party
@@ -95,12 +94,6 @@ class Visit:
     rings: list[Ring] = field(default_factory=list)
     ends: bool = False
     done: list[Ring] = field(default_factory=list)
-    hole: Block | None = None
-
-    @property
-    def traced(self) -> Block:
-        """The block that its hole is traced into."""
-        return self.hole or self.block
 
     @property
     def left(self) -> list[Ring]:
@@ -140,12 +133,15 @@ class Ring:
         writer: the role whose threads fill it; None: the producer.
         rate: how often the producer fills it, once a "step", a "task" or a "cta".
         pair: whether the loads of a pair of CTAs complete together, in the even one.
+        turns: warpgroups that read it in turn, a step each: its stages are one place in memory, and
+            a `full` for each; a stage is empty when the one before it has been given back.
     """
 
     def __init__(
         self, name: str, depth: int, *, parts: int = 0, writer: Party | None = None,
-        rate: str = "step", pair: bool = False,
+        rate: str = "step", pair: bool = False, turns: int = 1,
     ):  # fmt: skip
+        self.turns = turns
         self.name = name
         self.pair = pair
         self.depth = depth
@@ -158,7 +154,7 @@ class Ring:
         self.kept = rate == "cta"  # nobody gives it back, so it has no `empty`
         self.empty = self.full
         if not self.kept:
-            self.empty = add(AllocBarriers(f"{name} empty", depth * max(parts, 1)))
+            self.empty = add(AllocBarriers(f"{name} empty", self.copies * max(parts, 1)))
         self.tx_bytes = 0
         self.by_threads = False
         self.copiers = 0  # threads of the producer that copy vectors and elements: 0, 1, 128
@@ -180,6 +176,11 @@ class Ring:
         self._phase: Var | None = None
         self.stage: Any = 0
         self.phase: Any = 0
+
+    @property
+    def copies(self) -> int:
+        """Of its tiles, a stage each; of turns one."""
+        return 1 if self.turns > 1 else self.depth
 
     @property
     def barriers(self) -> tuple[Value, ...]:
@@ -243,6 +244,11 @@ class Ring:
             )  # fmt: skip
         if visit is None or self in visit.rings or self.kept:
             return
+        if self.turns > 1 and (visit.party.fillers, visit.party.arrivals) != (1, self.turns):
+            raise SyncError(
+                f"ring {self.name}: is read by the {self.turns} warpgroups of a role that takes "
+                f"steps in turn, got a use by {visit.party!r}", hint="leave out turns=",
+            )  # fmt: skip
         if self._rate not in ("", visit.rate):
             raise SyncError(
                 f"ring {self.name}: is filled and used once a {self._rate}, got a use once a "
@@ -275,7 +281,7 @@ class Ring:
         if self._party is not None and self._party not in self.readers:
             self.readers.append(self._party)
         condition = None if when is None or when is True else operand_of(when)
-        place = operand_of(stage)
+        place = operand_of(stage if self.turns == 1 else 0)
         for rank in sharers(self.shared) or (None,):
             there = None if rank is None else operand_of(rank)
             add(Arrive(self.empty.result, place, condition, rank=there))  # type: ignore[arg-type]
@@ -297,7 +303,11 @@ class Ring:
     def claim(self) -> None:
         """Waits until the stage is empty."""
         self.look()
-        add(WaitBarrier(self.empty.result, operand_of(self.stage), operand_of(self.phase)))
+        place, phase = self.stage, self.phase
+        if self.turns > 1:  # the parity of all loads, not of this stage's
+            odd = self.phase if self.turns % 2 else 1
+            place, phase = 0, named(binary("and", self.stage, 1) ^ odd, "phase")
+        add(WaitBarrier(self.empty.result, operand_of(place), operand_of(phase)))
 
     def publish(self) -> None:
         """Every thread that fills it has written its share of the stage; `advance` comes next."""
@@ -467,7 +477,8 @@ class Ring:
             full.arrivals = self.writer.fillers * WARPGROUP_THREADS + bool(self.gathered)
             self._check_sides()
             self._drop_fences()
-        readers = 1 if self.parts else sum(party.arrivals for party in self.readers)
+        alone = self.parts or self.turns > 1
+        readers = 1 if alone else sum(party.arrivals for party in self.readers)
         empty.arrivals = max(readers, 1) * num_sharers(self.shared)
 
     def _drop_fences(self) -> None:

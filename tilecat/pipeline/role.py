@@ -284,7 +284,8 @@ class Role(Party):
     def _steps(self, task: Any) -> None:
         pipe, builder = self.pipe, current()
         of_task = [ring for ring in pipe.inputs.values() if ring.rate == "task"]
-        rings = [r for r in pipe.rings if r.writer is not self and r not in of_task]
+        rings = [r for r in pipe.rings if r.writer is not self and r not in of_task
+                 and not self._in_turn(r)]  # fmt: skip
         for ring in of_task:
             ring.wait()
         outer = builder.block
@@ -303,7 +304,7 @@ class Role(Party):
                 for sums in self.step_sums:
                     sums.added = False
                 self._at = (task, step) if self.operands else None
-                self._step(task, step, visit)
+                self._step(task, step)
             held = self._end_step(visit, before, step, start)
         pipe.after_steps(self)
         if held:
@@ -322,28 +323,65 @@ class Role(Party):
         for acc in self.accumulators:
             acc.accumulate = True
 
-    def _step(self, task: Any, step: Scalar, outer: Visit) -> None:
+    def _in_turn(self, ring: Ring) -> bool:
+        """Whether its warpgroups read a ring in turn."""
+        return self.turns and ring.turns > 1
+
+    def _step(self, task: Any, step: Scalar) -> None:
         """One step and its results; where steps are taken in turn, if it is this warpgroup's.
 
         All wait for what is read, and give it back. Stages that are filled are one warpgroup's.
         """
-        own = [ring for ring in self.pipe.rings if ring.writer is self]
+        own = [r for r in self.pipe.rings if r.writer is self or self._in_turn(r)]
         mine = None if self.turn is None else self.turn.get() == self.consumer
         with nullcontext() if mine is None else when(mine):
-            outer.hole = current().block
-            visit = Visit(self, outer.hole, Scope.WARPGROUP, "step", ends=True)
+            visit = Visit(self, current().block, Scope.WARPGROUP, "step", ends=True)
             with visiting(own, visit):
                 self.holes.call("compute", task, step)
             for ring in visit.left:
-                ring.publish()
+                self._leave(ring)
         for ring in visit.rings:
             if self.turns:
                 ring.look()
             ring.advance()
         if self.turn is not None:
-            for ring in outer.done:  # who has the turn has given it back already
-                ring.give_back(ring.stage, self.turn.get() != self.consumer)
             self._next_turn()
+
+    def stages(self, count: Any, *slots: Any) -> Iterator[Any]:
+        """Several stages of rings in a step, as the kernel's loop: `for i in state.stages(2, k)`.
+
+        Each time round waits for the rings' next stage at its first use, and ends its use; of
+        stages that are read, what reads them has been waited for (`tc.mma_wait`).
+
+        Scope of the loop: a compute hole.
+        """
+        rings = list({slot.ring: None for slot in slots})
+        outer = [ring.visit for ring in rings]
+        for number in range_(count):
+            visit = Visit(self, current().block, Scope.WARPGROUP, "step", ends=True)
+            with visiting(rings, visit):
+                yield number
+            read = [ring for ring in visit.left if ring.writer is not self]
+            if accesses(visit.block, read, proxy="generic"):
+                self.meet()
+            for ring in visit.left:
+                if ring.writer is self:
+                    ring.publish()
+                else:
+                    ring.give_back(ring.stage)
+            for ring in visit.rings:
+                ring.advance()
+        for ring, before in zip(rings, outer, strict=True):
+            ring.visit = before
+
+    def _leave(self, ring: Ring) -> None:
+        """Publishes what it has filled; gives back what its warpgroups read in turn."""
+        if ring.writer is self:
+            ring.publish()
+            return
+        mma_wait()
+        self.meet()
+        ring.give_back(ring.stage)
 
     def _next_turn(self) -> None:
         assert self.turn is not None, "of a role that takes turns"

@@ -37,7 +37,7 @@ class Slots:
         self.kind = kind
         self.count = count
         self.name = name
-        alloc = AllocShared(kind, name, ring.depth * count, count)
+        alloc = AllocShared(kind, name, ring.copies * count, count)
         add(alloc)
         self.alloc = alloc
         ring.tiles.append(alloc.result)
@@ -229,7 +229,7 @@ class Slots:
             "in another hole" if not visit.ends
             else "before its first use" if self.ring not in visit.rings
             else "for the second time" if self.ring in visit.done
-            else "inside of a branch or a loop" if current().block is not visit.traced else ""
+            else "inside of a branch or a loop" if current().block is not visit.block else ""
         )  # fmt: skip
         if wrong:
             raise SyncError(
@@ -271,7 +271,8 @@ class Slot:
         """Its shared tile, or vector, of a party that has waited for the stage, or claimed it."""
         alloc, ring = self.slots.alloc, self.slots.ring
         name = self.slots.name
-        first = named(binary("mul", ring.stage, self.slots.count), f"{name}_first")
+        stage = ring.stage if ring.turns == 1 else 0
+        first = named(binary("mul", stage, self.slots.count), f"{name}_first")
         position = named(binary("add", first, self.index), f"{name}_tile")
         kind = self.index.tile_of(alloc) if isinstance(self.index, Member) else alloc.tile
         view = ViewShared(alloc.result, operand_of(position), alloc.stride_bytes, kind)
