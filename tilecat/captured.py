@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections import deque
-from dataclasses import is_dataclass
+from dataclasses import dataclass, field, is_dataclass
 from functools import cached_property, lru_cache, partial
 from types import (
     BuiltinMethodType,
@@ -36,6 +36,7 @@ LIBRARIES = (OWN, "builtins", "numpy", "torch", "cupy", "ml_dtypes")
 # Methods that Python calls unnamed; all others that it does make or describe an object.
 UNREAD = ("__init__", "__new__", "__post_init__", "__repr__", "__str__", "__eq__", "__hash__")
 MISSING = object()
+MAX_VALUES = 4096  # that one look goes into; objects met behind them count by identity alone
 
 _functions: dict[Any, Any] = {}  # by state
 _kept: set[int] = set()  # identities of those
@@ -57,6 +58,34 @@ class _Same:
     def __hash__(self) -> int:
         """Of the identity."""
         return id(self.value)
+
+
+@dataclass(frozen=True)
+class _Walk:
+    """One look at what a function reads: it goes into each value once.
+
+    Args:
+        met: values it went into, with the names that were looked for there -> which one it was,
+            and the value, so that no other has its identity as long as the walk lasts.
+        within: codes of functions, and identities of objects, that it is inside of.
+    """
+
+    met: dict[tuple[int, frozenset[str]], tuple[int, Any]] = field(default_factory=dict)
+    within: tuple[Any, ...] = ()
+
+    def inside(self, of: Any) -> _Walk:
+        """The same walk in a function or an object."""
+        return _Walk(self.met, (*self.within, of))
+
+    def again(self, value: Any, used: frozenset[str]) -> Any:
+        """What a value counts as without going into it; None where that is to be done now."""
+        number, _ = self.met.get((id(value), used), (None, None))
+        if number is not None:
+            return "again", number
+        if len(self.met) >= MAX_VALUES:
+            return _Same(value)
+        self.met[id(value), used] = len(self.met), value
+        return None
 
 
 def remembered(function: Any) -> Any:
@@ -132,7 +161,7 @@ class Surroundings:
 
     def _now(self) -> Any:
         try:
-            state = _value(self._function, (), frozenset())
+            state = _value(self._function, _Walk(), frozenset())
             hash(state)
             return state
         except (TypeError, ValueError, RecursionError):
@@ -219,12 +248,12 @@ def _content(cell: CellType) -> Any:
         return MISSING
 
 
-def _function(function: FunctionType, outer: tuple[Any, ...]) -> Any:
+def _function(function: FunctionType, walk: _Walk) -> Any:
     """What tracing it depends on."""
     code, names = function.__code__, function.__globals__
-    if code in outer:  # it calls itself
+    if code in walk.within:  # it calls itself
         return code
-    inner = (*outer, code)
+    inner = walk.inside(code)
     used = _names(code)
     read = [(name, _value(names[name], inner, used)) for name in sorted(used) if name in names]
     cells = [_value(_content(cell), inner, used) for cell in function.__closure__ or ()]
@@ -245,12 +274,12 @@ def _names(code: CodeType) -> frozenset[str]:
     return frozenset(found)
 
 
-def _value(value: Any, outer: tuple[Any, ...], used: frozenset[str]) -> Any:
+def _value(value: Any, walk: _Walk, used: frozenset[str]) -> Any:
     """A value as part of a state: numbers by what they are, objects by which they are, and hold.
 
     Args:
         value: that a function reads.
-        outer: codes of functions, and identities of objects, that it is read within.
+        walk: that it is read in.
         used: names of attributes that the function may read.
     """
     kind = type(value)
@@ -258,13 +287,16 @@ def _value(value: Any, outer: tuple[Any, ...], used: frozenset[str]) -> Any:
         return kind, repr(value)  # 0.0 and -0.0 differ
     if kind in PLAIN:
         return kind, value
+    if id(value) in walk.within:  # it holds itself
+        return _Same(value)
+    again = walk.again(value, used)
+    if again is not None:
+        return again
     if isinstance(value, np.ndarray | np.generic):
         return kind, value.dtype, value.shape, _bytes_of(value)
     if isinstance(value, FunctionType):
-        return _Same(value) if is_own(value) else _function(value, outer)
-    if id(value) in outer:  # it holds itself
-        return _Same(value)
-    inner = (*outer, id(value))
+        return _Same(value) if is_own(value) else _function(value, walk)
+    inner = walk.inside(id(value))
     if kind is MethodType:
         body = value.__func__
         more = _names(body.__code__) if isinstance(body, FunctionType) else frozenset()
@@ -291,14 +323,14 @@ def _bytes_of(array: Any) -> Any:
     return data if len(data) <= MAX_BYTES else hashlib.blake2b(data).digest()
 
 
-def _contents(value: Any, outer: tuple[Any, ...], used: frozenset[str]) -> Any:
+def _contents(value: Any, walk: _Walk, used: frozenset[str]) -> Any:
     """Of a container; None for other objects."""
     if isinstance(value, tuple | list | deque):
-        return tuple([_value(x, outer, used) for x in value])
+        return tuple([_value(x, walk, used) for x in value])
     if isinstance(value, set | frozenset):
-        return frozenset([_value(x, outer, used) for x in value])
+        return frozenset([_value(x, walk, used) for x in value])
     if isinstance(value, dict | MappingProxyType):
-        return tuple([(_value(key, outer, used), _value(x, outer, used))
+        return tuple([(_value(key, walk, used), _value(x, walk, used))
                       for key, x in value.items()])  # fmt: skip
     return None
 
