@@ -76,9 +76,9 @@ def test_impulses_at_many_places_leave_the_rest_silent(length, causal):
     k = randn(1, length) / length**0.5
     y, wanted = tc.fft_conv(u, k, causal=causal), exact(u.double(), k.double(), causal)
     assert error(y, wanted) < LIMITS[BF16]
-    peak = wanted.abs().amax(-1, keepdim=True)
     silent = wanted.abs() < 1e-12  # causal: before the impulse
-    assert ((y.double().abs() <= 4e-3 * peak) | ~silent).all()
+    # An impulse at the end sees little of the filter, but is rounded beside all of it.
+    assert ((y.double().abs() <= 6e-3 * k.abs().max()) | ~silent).all()
     if causal:
         assert silent.any()
 

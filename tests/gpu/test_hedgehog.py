@@ -96,8 +96,12 @@ def test_gradients(size, states):
     wide = [x.detach().double().requires_grad_() for x in given]
     exact = exact_hedgehog(*wide[:7], wide[7:] or None)
     wanted = torch.autograd.grad(exact, wide, [x.double() for x in grads])
+    least = 1e-3 * wanted[2].norm() / wanted[2].numel() ** 0.5
     for mine, other in zip(found, wanted, strict=True):
-        if other.any():
+        if mine.ndim == 1 and other.abs().max() < least:
+            # Without anything far, beta scales o's two sums: what is left is of NORM_EPS.
+            assert mine.abs().max() < least
+        elif other.any():
             close(mine, other, FACTORS if mine.ndim == 1 else GRAD)
         else:  # of two blocks and no states: features of queries change nothing
             assert not mine.any()
