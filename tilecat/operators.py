@@ -16,7 +16,7 @@ from .gemm_groups import Groups
 from .gemm_parts import Places, places_of
 from .kernels.gemm import matmul as matmul_kernel
 from .model.gemm import standing_for
-from .ready import Launch, again, present, remember, remember_three, three_again, tokens
+from .ready import Launch, again, present, remember, three_again, tokens
 from .runtime import deferred
 from .runtime.arrays import ITEM_BYTES, TENSORS, ArrayView, allocator, view
 from .runtime.workspace import allocates
@@ -88,20 +88,18 @@ def matmul(
     elif target is None and three_again(a, b, out):
         return out
     key = _key(a, b, out, more) if target is None else None
-    if (known := _again(key, a, b, out)) is not None:
+    if (known := _again(key, a, b, out, not more)) is not None:
         return known
     call = prepare(a, b, out, Options(out_dtype, alpha, beta, (scale_a, scale_b), second, epilogue))
     return _run(call, key, (a, b, out)) if target is None else _on_machine(call, target)
 
 
-def _again(key: Any, a: Any, b: Any, out: Any) -> Any:
+def _again(key: Any, a: Any, b: Any, out: Any, plain: bool) -> Any:
     """The output of a call that is known, launched; else None."""
-    made = again(key, (a, b) if out is None else (a, b, out))
-    if made is None or out is None:
+    if out is None:
+        made = again(key, (a, b))
         return made and made[0]
-    if key[-1] == ():
-        remember_three(key, a, b, out)
-    return out
+    return None if again(key, (a, b, out), three=plain) is None else out
 
 
 def _name(dtype: Any) -> Any:

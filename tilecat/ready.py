@@ -234,7 +234,7 @@ def present(tensors: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def three_again(a: Any, b: Any, out: Any) -> bool:
-    """Launches again what `remember_three` was told of; False unless the tensors lie as then."""
+    """Launches again what `again` kept of three tensors; False unless the tensors lie as then."""
     if type(a) not in TENSORS or type(b) not in TENSORS or type(out) not in TENSORS:
         return False
     try:
@@ -258,29 +258,15 @@ def three_again(a: Any, b: Any, out: Any) -> bool:
     return False
 
 
-def remember_three(key: Any, a: Any, b: Any, out: Any) -> None:
-    """Keeps the launch of a call that is known and had one, for `three_again`.
-
-    Args:
-        key: of the call: how three tensors lie, and, last, its options, which are none.
-        a, b, out: the tensors, all that the call needs.
-    """
-    known, addresses = _calls.get(key), (a.data_ptr(), b.data_ptr(), out.data_ptr())
-    if known is None:  # another thread has had all forgotten
-        return
-    launches = known.launches.get(addresses, ())
-    if known.alone and len(launches) == 1:
-        if len(_three) >= MAX_CALLS:
-            _three.clear()
-        _three[addresses] = key[:-1], launches[0]
-
-
-def again(key: Any, given: tuple[Any, ...]) -> tuple[Any, ...] | None:
+def again(key: Any, given: tuple[Any, ...], *, three: bool = False) -> tuple[Any, ...] | None:
     """What a call's makers made, launched; None if the call is not known.
 
     Args:
         key: of the call; None for one that nothing is remembered of.
         given: its tensors.
+        three: there are three, and no options: key is how they lie, and (). One launch that is met
+            again at the same addresses is kept for `three_again`; one of addresses that are new,
+            as those of results that go to other places each time, is not.
     """
     known = _calls.get(key)
     if known is None:
@@ -293,9 +279,15 @@ def again(key: Any, given: tuple[Any, ...]) -> tuple[Any, ...] | None:
         if known.shared is not None:
             tensors += known.shared(given[0])
     addresses = tuple([x.data_ptr() for x in tensors])
-    launches = known.launches.get(addresses) or known.at(addresses)
+    launches = known.launches.get(addresses)
     if launches is None:
-        return None
+        launches = known.at(addresses)
+        if launches is None:
+            return None
+    elif three and known.alone and len(launches) == 1:
+        if len(_three) >= MAX_CALLS:
+            _three.clear()
+        _three[addresses[0], addresses[1], addresses[2]] = key[:-1], launches[0]
     for launch in launches:
         launch(None)
     return made
