@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property, partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -266,3 +267,52 @@ def test_a_kernel_is_traced_again_when_what_it_reads_has_changed(monkeypatch):
     assert called(function=gauge) == 30.0
     gauge.reading = 2.0
     assert (called(function=gauge), called(function=gauge), kernel.compiles) == (60.0, 60.0, 5)
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """It cannot be hashed: what it holds cannot."""
+
+    factors: list[float]
+
+
+def chain(length: int) -> list[Any]:
+    """Objects that hold the next one."""
+    found = [SimpleNamespace(factor=1.0)]
+    for _ in range(length):
+        found.append(Settings(1.0))
+        found[-1].inner = found[-2]
+    return found[::-1]
+
+
+links, frozen, numbers = chain(2000), Frozen([1.0]), [float(i) for i in range(100_000)]
+rows, tables = [[float(i)] for i in range(6000)], [np.full(1, float(i)) for i in range(6000)]
+boxes = [SimpleNamespace(factor=1.0) for _ in range(6000)]
+mixed = {i: float(i) for i in range(6000)}
+
+
+@pytest.mark.parametrize(
+    ("function", "change"),
+    [
+        (lambda x, at: x * links[0].factor, lambda to: setattr(links[0], "factor", to)),
+        (lambda x, at: x * links[0].factor, lambda to: setattr(links[-1], "factor", to)),
+        (lambda x, at: x * frozen.factors[0], lambda to: frozen.factors.__setitem__(0, to)),
+        (lambda x, at: x * numbers[9], lambda to: numbers.__setitem__(99_999, to)),
+        (lambda x, at: x * rows[9][0], lambda to: rows[5999].__setitem__(0, to)),
+        (lambda x, at: x * tables[9][0], lambda to: tables[5999].__setitem__(0, to)),
+        (lambda x, at: x * boxes[9].factor, lambda to: setattr(boxes[5999], "factor", to)),
+        (lambda x, at: x * mixed[9], lambda to: mixed.__setitem__(5999, to)),
+        (lambda x, at: x * numbers[9], lambda to: numbers.__setitem__(0, -0.0 if to else 0.0)),
+    ],
+    ids=["chain", "end of a chain", "unhashable", "long list", "rows", "arrays", "objects",
+         "dict", "negative zero"],
+)  # fmt: skip
+def test_what_lies_far_counts_too(function, change):
+    change(0.0)
+    first = remembered(function)
+    assert remembered(function) is first
+    change(3.0)
+    other = remembered(function)
+    assert other is not first and remembered(function) is other
+    change(0.0)
+    assert remembered(function) is first

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field, is_dataclass
 from functools import cached_property, lru_cache, partial
 from types import (
@@ -36,7 +37,7 @@ LIBRARIES = (OWN, "builtins", "numpy", "torch", "cupy", "ml_dtypes")
 # Methods that Python calls unnamed; all others that it does make or describe an object.
 UNREAD = ("__init__", "__new__", "__post_init__", "__repr__", "__str__", "__eq__", "__hash__")
 MISSING = object()
-MAX_VALUES = 4096  # that one look goes into; objects met behind them count by identity alone
+MAX_OBJECTS = 16384  # whose attributes one look goes into; those behind count by identity alone
 
 _functions: dict[Any, Any] = {}  # by state
 _kept: set[int] = set()  # identities of those
@@ -67,23 +68,24 @@ class _Walk:
     Args:
         met: values it went into, with the names that were looked for there -> which one it was,
             and the value, so that no other has its identity as long as the walk lasts.
+        objects: (object, walk, names) whose attributes are still to be looked at, the nearest
+            first, however long a chain of objects is.
         within: codes of functions, and identities of objects, that it is inside of.
     """
 
     met: dict[tuple[int, frozenset[str]], tuple[int, Any]] = field(default_factory=dict)
+    objects: deque[tuple[Any, _Walk, frozenset[str]]] = field(default_factory=deque)
     within: tuple[Any, ...] = ()
 
     def inside(self, of: Any) -> _Walk:
         """The same walk in a function or an object."""
-        return _Walk(self.met, (*self.within, of))
+        return _Walk(self.met, self.objects, (*self.within, of))
 
     def again(self, value: Any, used: frozenset[str]) -> Any:
         """What a value counts as without going into it; None where that is to be done now."""
         number, _ = self.met.get((id(value), used), (None, None))
         if number is not None:
             return "again", number
-        if len(self.met) >= MAX_VALUES:
-            return _Same(value)
         self.met[id(value), used] = len(self.met), value
         return None
 
@@ -161,7 +163,13 @@ class Surroundings:
 
     def _now(self) -> Any:
         try:
-            state = _value(self._function, _Walk(), frozenset())
+            walk = _Walk()
+            states = [_value(self._function, walk, frozenset())]
+            while walk.objects and len(states) <= MAX_OBJECTS:
+                value, inner, used = walk.objects.popleft()
+                states.append(tuple([(name, _value(x, inner, used | names))
+                                     for name, x, names in _held(value, used)]))  # fmt: skip
+            state = tuple(states)
             hash(state)
             return state
         except (TypeError, ValueError, RecursionError):
@@ -312,8 +320,8 @@ def _value(value: Any, walk: _Walk, used: frozenset[str]) -> Any:
     contents = _contents(value, inner, used)
     if contents is not None and _is_library(kind.__module__):
         return kind, contents
-    found = [(name, _value(x, inner, used | names)) for name, x, names in _held(value, used)]
-    return kind, _identity(value) if contents is None else contents, tuple(found)
+    walk.objects.append((value, inner, used))
+    return kind, _identity(value) if contents is None else contents
 
 
 def _bytes_of(array: Any) -> Any:
@@ -326,13 +334,21 @@ def _bytes_of(array: Any) -> Any:
 def _contents(value: Any, walk: _Walk, used: frozenset[str]) -> Any:
     """Of a container; None for other objects."""
     if isinstance(value, tuple | list | deque):
-        return tuple([_value(x, walk, used) for x in value])
+        return _each(value, walk, used)
     if isinstance(value, set | frozenset):
         return frozenset([_value(x, walk, used) for x in value])
     if isinstance(value, dict | MappingProxyType):
-        return tuple([(_value(key, walk, used), _value(x, walk, used))
-                      for key, x in value.items()])  # fmt: skip
+        return _each(value.keys(), walk, used), _each(value.values(), walk, used)
     return None
+
+
+def _each(values: Collection[Any], walk: _Walk, used: frozenset[str]) -> Any:
+    """Of values in order; plain ones of one type all at once, so that long tables cost little."""
+    kinds = set(map(type, values))
+    if len(kinds) == 1 and kinds <= {*PLAIN}:
+        kind = kinds.pop()
+        return kind, _bytes_of(np.array([*values])) if kind is float else tuple(values)
+    return tuple([_value(x, walk, used) for x in values])
 
 
 def _identity(value: Any) -> Any:
@@ -345,7 +361,13 @@ def _identity(value: Any) -> Any:
     if root == "torch":
         return _Same(value), _version(value)
     by_rule = any("__eq__" in vars(owner) for owner in kind.__mro__[:-1]) and kind.__hash__
-    return value if by_rule and (root != OWN or is_dataclass(value)) else _Same(value)
+    if not by_rule or (root == OWN and not is_dataclass(value)):
+        return _Same(value)
+    try:
+        hash(value)
+        return value
+    except TypeError:  # a frozen dataclass that holds a list, an array
+        return _Same(value)
 
 
 def _version(tensor: Any) -> Any:
