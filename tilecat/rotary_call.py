@@ -133,8 +133,8 @@ def configs(
 
     A warp takes one task, of 16 tokens of a head, so that the grid asks for memory in order; or 4
     where there are many, and heads lie together. Where heads lie apart, what is written of the
-    largest arrays is the first to leave the caches (H200, 2026-11-30, B16 H16 D128: 3.99 TB/s
-    instead of 3.88 of 16,384 tokens).
+    largest arrays is the first to leave the caches (a trial on an H200, 2026-11-30, B16 H16
+    D128: 3.99 TB/s instead of 3.88 of 16,384 tokens).
 
     Args:
         pairs: of a row.

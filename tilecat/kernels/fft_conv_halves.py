@@ -1,8 +1,7 @@
 """Long convolution of sequences up to 8192, on one chip: both halves of a sequence in one CTA.
 
-What `fft_spread`, `fft_conv_64` and `fft_gather` do in three kernels, in one: halves x_0 and x_1 of
-a sequence become complex sequences z_0 and z_1 of 4096 (`fft_conv_long`), each is convolved as
-`fft_conv` says, and the halves of the result are sums of both.
+Halves x_0 and x_1 of a sequence become complex sequences z_0 and z_1 of 4096 (`fft_conv_long`),
+each is convolved as `fft_conv` says, and the halves of the result are sums of both.
 
     producer   E, F, T | H(c) | x(c, 0), x(c, 1), ...          both halves, of one or two sequences
     consumer   wait x | z_0, z_1 to y's tiles | v_0 over z_0 | v_1 over z_1 | E^H v | y, publish

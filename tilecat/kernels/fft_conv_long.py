@@ -7,7 +7,7 @@ the frequencies Q k' + q:
 
 and the result y[4096 r + n'] = sum_q conj(c[q, r]) v_q[n'] of their convolutions v_q. What
 depends on n', exp(-2 pi i q n' / N) and its weight w(n'), is in the matrices E and T of
-`fft_filter_64` for q. `fft_conv_halves` and `fft_conv_quarters` do the same without memory.
+`fft_filter_64` for q. `fft_conv_halves` and `fft_conv_quarters` do the same on chip, and sum v_q.
 
 Circular: two sequences of x are one complex one, as there; causal, each is one by its weights.
 """

@@ -1,9 +1,8 @@
 """Long convolution of 16384 and 32768, on chip: four parts of 4096 in a CTA, or in each of two.
 
-What `fft_spread`, transforms of 4096 and their inverse would do through memory. A sequence of
-Q = 4 or 8 parts x_r becomes Q complex sequences z_q of 4096 (`fft_conv_long`), each is convolved as
-`fft_conv` says, and part r of the result is a sum of all Q results v_q. Consumer i of CTA j (of
-G = Q / 4) has q = j + G i and j + G (i + 2):
+A sequence of Q = 4 or 8 parts x_r becomes Q complex sequences z_q of 4096 (`fft_conv_long`), each
+is convolved as `fft_conv` says, and part r of the result is a sum of all Q results v_q. Consumer i
+of CTA j (of G = Q / 4) has q = j + G i and j + G (i + 2):
 
     z = weight (e + o), weight (e - o),   e = X_0 + a X_2,   o = b (X_1 + a X_3)
 

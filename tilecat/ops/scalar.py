@@ -31,7 +31,6 @@ BINARY: dict[str, dict[str, str]] = {
 }
 # Numbers a 32-bit scalar can hold; u32 takes negative ones as their bits.
 RANGES = {"s32": (-(2**31), 2**31 - 1), "u32": (-(2**31), 2**32 - 1)}
-COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 
 
 def scalar_dtype(value: Operand) -> dtypes.DType | None:

@@ -85,11 +85,6 @@ class Output:
         """An error, of `tc.store_async` and its like."""
         return self.tile
 
-    @property
-    def own_bytes(self) -> int:
-        """Shared memory of its own."""
-        return self.alloc.copies * self.alloc.stride_bytes if self.over is None else 0
-
     def places_in(self, slots: Slots) -> int:
         """Panels that a stage of an input has room for."""
         if self.panel.layout.alignment > slots.kind.layout.alignment:

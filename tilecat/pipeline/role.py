@@ -353,6 +353,13 @@ class Role(Party):
         Each time round waits for the rings' next stage at its first use, and ends its use; of
         stages that are read, what reads them has been waited for (`tc.mma_wait`).
 
+        Args:
+            count: of stages, an int or a run-time one; the producer fills as many a step.
+            slots: what `pipe.input`, `pipe.ring` gave: their rings go on. Others stay.
+
+        Returns:
+            The loop's index, a run-time s32, from 0 on.
+
         Scope of the loop: a compute hole.
         """
         rings = list({slot.ring: None for slot in slots})
