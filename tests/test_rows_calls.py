@@ -233,6 +233,14 @@ def test_labels_outside_the_vocabulary_are_not_numbers():
     assert not np.isnan(dx[0].astype(float)).any()
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_mean_of_no_rows_is_no_number():
+    x, target = randn(2, 64), np.full(2, -100)
+    assert np.isnan(tc.cross_entropy(x, target)) and tc.cross_entropy(x, target, -100, "sum") == 0
+    loss, dx = tc.cross_entropy_grad(x, target)
+    assert np.isnan(loss) and not dx.astype(float).any()
+
+
 def test_logits_that_are_masked_and_logits_that_are_large():
     x = randn(3, 600, dtype=np.float32)
     x[0, 10:] = -np.inf

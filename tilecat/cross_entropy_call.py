@@ -123,7 +123,8 @@ def factor_of(x: Any, target: Any, loss: Loss, reduction: str) -> Any:
     factor = empty(x, (1,), "f32")
     factor[...] = 1.0
     count = (target != loss.ignored).sum()
-    factor /= count
+    with np.errstate(divide="ignore"):  # all ignored: the mean is no number, as torch's
+        factor /= count
     return factor
 
 
@@ -132,7 +133,8 @@ def reduced(losses: Any, target: Any, loss: Loss, reduction: str) -> Any:
     if reduction == "none":
         return losses.reshape(tuple(target.shape))
     total = losses.sum()
-    return total if reduction == "sum" else total / (target != loss.ignored).sum()
+    with np.errstate(invalid="ignore"):
+        return total if reduction == "sum" else total / (target != loss.ignored).sum()
 
 
 def forward(

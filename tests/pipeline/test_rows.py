@@ -239,6 +239,43 @@ def test_chunks_are_of_one_input():
           at="rows.input(sv[bf16, 256], chunks=2)", hint="chunks=1")  # fmt: skip
 
 
+def looped(*loops: dict[str, bool], leave: bool = False) -> tc.KernelFunction:
+    """Loops over a row's two chunks, one behind another."""
+
+    @tc.kernel
+    def k(X: gl[bf16, "M", 4096], Y: gl[bf16, "M", 4096]):
+        rows = tc.rows(X.rows, shared_by="cta", stages=2)
+        x = rows.input(sv[bf16, 256], chunks=2)
+
+        @rows.load
+        def _(row):
+            x.load(X.at(row, (rows.part * 2 + x.chunk) * 256))
+
+        @rows.compute
+        def _(row):
+            for options in loops:
+                for chunk in x.parts(**options):
+                    piece = tc.load(x.vector, rv[bf16, 256, "plain", 8])
+                    tc.store(Y[row, rows.part * 2 + chunk], piece)
+                    if leave:
+                        break
+
+    return k
+
+
+@pytest.mark.parametrize("unroll", [False, True])
+def test_chunks_given_back_are_not_read_again(unroll: bool):
+    fails(looped({"last": True}, {"unroll": unroll}).compile, LayoutError,
+          "x.parts: the loop with last=True gives a row's chunks back, got another loop behind it",
+          at="for chunk in x.parts(", hint="last=True in the last loop")  # fmt: skip
+
+
+def test_a_loop_over_chunks_is_not_left():
+    fails(looped({"last": True, "unroll": True}, leave=True).compile, ScopeError,
+          "x.parts: a loop over a part's chunks cannot be left by break or return",
+          at="for chunk in x.parts(", hint="tc.when around what is not for all chunks")  # fmt: skip
+
+
 def test_what_meets_are_scalars():
     @tc.kernel
     def k(X: gl[f32, "M", 1024]):

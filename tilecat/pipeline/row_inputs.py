@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ..builder import add
-from ..errors import LayoutError
+from ..builder import add, current
+from ..errors import LayoutError, ScopeError
 from ..language.barriers import Barriers, barriers
 from ..language.control import range_
 from ..language.functions import full
@@ -74,7 +74,8 @@ class RowInput:
             unroll: the loop is Python's, so that what a body makes may stay in registers.
 
         Raises:
-            LayoutError: a loop that is not the last, of rows that are not in shared memory whole.
+            LayoutError: a loop that is not the last, of rows that are not in shared memory whole;
+                one behind the last. ScopeError: a loop that is left by break or return.
 
         Scope: compute; `for chunk in x.parts():`.
         """
@@ -84,13 +85,23 @@ class RowInput:
                 f"chunks={self.chunks}, stages={self.stages}",
                 hint=f"last=True, or tc.rows(..., stages={self.chunks})",
             )
-        waited, self.freed = self.waited, self.freed or last
+        if self.freed:
+            raise LayoutError("x.parts: the loop with last=True gives a row's chunks back, got "
+                              "another loop behind it", hint="last=True in the last loop")
+        waited, self.freed, loc = self.waited, last, current().loc()
         for chunk in range(self.chunks) if unroll or self.chunks == 1 else range_(self.chunks):
             number = self.turn * self.chunks + chunk
             self.chunk, self.stage = chunk, number % self.stages
             if not waited:
                 self.full[self._place].wait(number // self.stages & 1)
-            yield chunk
+            try:
+                yield chunk
+            except GeneratorExit:
+                current().broken = ScopeError(
+                    "x.parts: a loop over a part's chunks cannot be left by break or return",
+                    loc=loc, hint="tc.when around what is not for all chunks",
+                )
+                raise
             if last:
                 self.free(self)
         self.waited, self.chunk = True, 0
