@@ -1,4 +1,4 @@
-"""Two products a step, what consumers do between them, and what a CTA keeps."""
+"""Two products a step, what a CTA keeps, and several stages a step."""
 
 FUSED = """
 @tc.kernel
@@ -56,4 +56,37 @@ def projected(X: gl[bf16, "M", 64], W: gl[bf16, 64, 64], Y: gl[bf16, "M", 64]):
 x, w = np.ones((200, 64), bf16.numpy), np.eye(64, dtype=bf16.numpy)
 y = np.zeros_like(x)
 projected(x, w, y, grid=2)
+"""
+SEVERAL_STAGES = """
+@tc.kernel
+def product(X: gl[bf16, "N", 64], W: gl[bf16, "N", 64], Y: gl[f32, 64, 64]):
+    pipe = tc.roles(stages=4, tasks=tc.row_major(1, 1), steps=tc.cdiv(X.rows, 128))
+    total = pipe.role("total")
+    x = pipe.input(st[bf16, 64, 64])
+    w = pipe.input(st[bf16, 64, 64], ring="w", ahead=True)  # by a thread of its own
+    acc = tc.empty(rt[f32, 64, 64])
+
+    def halves(tile, tensor, i):
+        tc.load_async(tile, tensor[2 * i, 0])
+        tile.next()                                          # two stages a step
+        tc.load_async(tile, tensor[2 * i + 1, 0])
+
+    pipe.load(lambda task, i: halves(x, X, i))
+    pipe.load_ahead(lambda task, i: halves(w, W, i))
+    total.start(lambda task: tc.fill(acc, 0.0))
+
+    @total.compute
+    def _(task, i):
+        for half in range(2):
+            tc.mma_AtB(acc, x, w)
+            tc.mma_wait()
+            if half == 0:
+                x.next()
+                w.next()
+
+    total.finish(lambda task: tc.store(Y[0, 0], acc))
+
+x = (np.arange(200 * 64).reshape(200, 64) % 3).astype(bf16.numpy)
+y = np.zeros((64, 64), np.float32)
+product(x, x, y, grid=1)
 """

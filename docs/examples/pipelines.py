@@ -11,7 +11,7 @@ from tilecat.pipeline.slots import Slots
 from tilecat.pipeline.templates import Lcf, Lcsf, Roles
 
 from .frame import Family
-from .fused import FUSED, KEPT
+from .fused import FUSED, KEPT, SEVERAL_STAGES
 from .maps import FRAME, E
 
 READY = ("bias", "gelu", "scale", "row_scale", "col_scale", "relu", "gelu_tanh", "silu", "gate",
@@ -319,7 +319,8 @@ schedule gives.
     ("lcf", "pipe", "pipe.input", "pipe.scratch", "pipe.output", "pipe.accumulator",
      "pipe.consumer", "pipe.setup", "pipe.begin", "pipe.start", "pipe.load", "pipe.compute",
      "pipe.operand", "pipe.transform", "pipe.consume", "pipe.finish",
-     "pipe.turn", "input", "input.wait", "input.release", "scratch", "scratch.wait",
+     "pipe.turn", "input", "input.wait", "input.release", "input.next",
+     "pipe.load_ahead", "scratch", "scratch.wait",
      "scratch.release", "output", "output.store", "lcsf", "stream", "stream.output",
      "stream.store", "stream.finish_store", "roles", "parts", "parts.role", "parts.ring", "role",
      "role.compute", "rows", "stream_rows", "stream_rows.start",
@@ -351,6 +352,8 @@ schedule gives.
         E("lcsf pipe.start stream stream.output stream.store stream.finish_store", STREAM,
           STREAM_CHECK),
         E("roles parts parts.role parts.ring role role.compute", TWO_ROLES, TWO_ROLES_CHECK),
+        E("input.next pipe.load_ahead", SEVERAL_STAGES,
+          "np.array_equal(y, x.T.astype(float) @ x.astype(float))"),
         E("batched",
           BATCHED, "(c.astype(float) == 40 * np.arange(1, 4)[:, None, None]).all()"),
         E("split_k", SPLIT, ("(c == 520).all()", "turns[0, 0] == 0")),

@@ -191,6 +191,22 @@ def test_a_stage_is_passed_where_it_was_used(ends: Any, got: str):
     )  # fmt: skip
 
 
+def test_a_loop_over_stages_has_all_uses_of_a_step():
+    @tc.kernel
+    def k(X: gl[bf16, "M", 64]):
+        pipe = tc.roles(stages=2, steps=1, tasks=tc.row_major(1, 1))
+        alone = pipe.role("alone")
+        x = pipe.input(TILE)
+        pipe.load(lambda task, i: tc.load_async(x, X[0, 0]))
+        alone.compute(lambda task, i: [tc.load(x.tile) for _ in alone.stages(2, x)])
+
+    fails(
+        k.compile, SyncError,
+        "stages: has all uses of its rings in a step, got stage in use before",
+        at="[tc.load(", hint="for i in range(2): ...; tile.next()",
+    )  # fmt: skip
+
+
 def ahead(declared: bool, loaded: bool) -> tc.KernelFunction:
     """A product whose B is loaded ahead, or not."""
 

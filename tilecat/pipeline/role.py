@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from ..builder import add, assigned_name, current
-from ..errors import LayoutError, ScopeError
+from ..errors import LayoutError, ScopeError, SyncError
 from ..ir import Block, Scope
 from ..language.control import range_, when
 from ..language.functions import empty, fill
@@ -353,16 +353,15 @@ class Role(Party):
         Each time round waits for the rings' next stage at its first use, and ends its use; of
         stages that are read, what reads them has been waited for (`tc.mma_wait`).
 
-        Args:
-            count: of stages, an int or a run-time one; the producer fills as many a step.
-            slots: what `pipe.input`, `pipe.ring` gave: their rings go on. Others stay.
-
-        Returns:
-            The loop's index, a run-time s32, from 0 on.
-
+        Args: count: of stages, as many as are filled a step. slots: inputs and rings that go on.
+        Raises: SyncError: a ring in use before, as all inputs are of a pipeline's only role.
         Scope of the loop: a compute hole.
         """
         rings = list({slot.ring: None for slot in slots})
+        for ring in rings:
+            if ring.visit is not None and ring in ring.visit.left:
+                raise SyncError(f"stages: has all uses of its rings in a step, got {ring.name} in "
+                                "use before", hint="for i in range(2): ...; tile.next()")
         outer = [ring.visit for ring in rings]
         for number in range_(count):
             visit = Visit(self, current().block, Scope.WARPGROUP, "step", ends=True)
