@@ -133,8 +133,13 @@ def reduced(losses: Any, target: Any, loss: Loss, reduction: str) -> Any:
     if reduction == "none":
         return losses.reshape(tuple(target.shape))
     total = losses.sum()
+    if reduction == "sum":
+        return total
+    count = (target != loss.ignored).sum()
+    if not isinstance(total, np.generic):  # torch.compile follows this, and knows no errstate
+        return total / count
     with np.errstate(invalid="ignore"):
-        return total if reduction == "sum" else total / (target != loss.ignored).sum()
+        return total / count
 
 
 def forward(
